@@ -1,8 +1,9 @@
 """`method=base` against lm-eval's own `hf` model: the same requests, one process, side by side.
 
     python -m benchmarks.base --data-dir <folder with arc_challenge/, mmlu/, gsm8k/>
-    python -m benchmarks.base --data-dir <folder> --full-size    # OLMoE-1B-7B's shape on a GPU, random bfloat16 weights
+    python -m benchmarks.base --data-dir <folder> --full-size
 
+`--full-size` takes OLMoE-1B-7B's shape on a GPU, with random bfloat16 weights.
 `hf` counts at the better of batch sizes 1 and 16, on a GPU 16 and 64. Without --data-dir the tasks
 come from the hub.
 """
@@ -123,7 +124,7 @@ def main() -> None:
     model: Any = (
         random_model(OLMOE_1B_7B, torch.device("cuda")) if options.full_size else make_model()
     )
-    sizes, more = ((16, 64), 8) if options.full_size else ((1, 16), 1)
+    sizes, larger_count = ((16, 64), 8) if options.full_size else ((1, 16), 1)
     print(
         f"| task | {' | '.join(f'hf, batch size {size}' for size in sizes)} | moe_lab | times "
         "faster | promised |"
@@ -132,7 +133,7 @@ def main() -> None:
     for case in cases():
         if options.only not in case.title:
             continue
-        case = replace(case, documents=case.documents * more)
+        case = replace(case, documents=case.documents * larger_count)
         seconds = run(case, model, tokenizer, options.data_dir, options.rounds, sizes)
         cells = " | ".join(f"{value:.2f} s" for value in seconds)
         print(

@@ -89,7 +89,8 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|")
     memory = {name: weights + peak_of(run) for name, run in runs.items()}
     for name in MODES:
-        time, size = seconds[name], memory[name]
+        time = seconds[name]
+        size = memory[name]
         cells = (
             f"{time / options.steps * 1e3:.1f} | {time / seconds['n=1']:.2f} | {size / 2**20:.1f}"
         )

@@ -41,7 +41,8 @@ class Timed:
     (None on a CPU)."""
 
     def __init__(self, model: Any, passes: int):
-        self.device, self.passes = model.device, passes
+        self.device = model.device
+        self.passes = passes
         self.starts: list[float] = []
         model.register_forward_pre_hook(self._on_pass)
 
@@ -140,7 +141,8 @@ def planned_bytes(model: Any, frozen: str, batch: int, length: int, optimizer: s
     from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
     from moe_lab.methods.training_memory import peak_bytes
 
-    on_gpu, dtype = model.device.type == "cuda", model.dtype
+    on_gpu = model.device.type == "cuda"
+    dtype = model.dtype
     with torch.device("meta"):
         shapes = type(model)._from_config(model.config, dtype=dtype)
     for parameter in parameter_groups(shapes).get(frozen, ()):
@@ -166,7 +168,8 @@ def measure(
     optimizer: str,
 ) -> None:
     """Print a row of the table."""
-    parameters, timed = model.num_parameters(), Timed(model, passes)
+    parameters = model.num_parameters()
+    timed = Timed(model, passes)
     rows = random_rows(model.config.vocab_size, batch * passes, length)
     planned = "-"
     if train is by_method:

@@ -95,7 +95,8 @@ def write_olmoe(folder: Path, data: Path) -> int:
         pad_token_id=0,
     ).save_pretrained(folder)
     make_tokenizer([data / "gsm8k" / "train.jsonl"]).save_pretrained(folder)
-    hidden, vocab = OLMOE_1B_7B["hidden_size"], OLMOE_1B_7B["vocab_size"]
+    hidden = OLMOE_1B_7B["hidden_size"]
+    vocab = OLMOE_1B_7B["vocab_size"]
     ends = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
     ends["lm_head.weight"] = (vocab, hidden)
     parts = [ends, *(_layer_shapes(layer) for layer in range(OLMOE_1B_7B["num_hidden_layers"]))]
@@ -120,7 +121,8 @@ def _random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def _layer_shapes(layer: int) -> dict[str, tuple[int, ...]]:
-    hidden, width = OLMOE_1B_7B["hidden_size"], OLMOE_1B_7B["intermediate_size"]
+    hidden = OLMOE_1B_7B["hidden_size"]
+    width = OLMOE_1B_7B["intermediate_size"]
     prefix = f"model.layers.{layer}."
     shapes: dict[str, tuple[int, ...]] = {
         f"{prefix}self_attn.{name}_proj.weight": (hidden, hidden) for name in "qkvo"
@@ -211,7 +213,8 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=24)
     options = parser.parse_args()
     shape = SHAPES[options.model]
-    model, output = options.work_dir / f"{options.model}-full", options.work_dir / "outputs"
+    model = options.work_dir / f"{options.model}-full"
+    output = options.work_dir / "outputs"
     try:
         weights = shape.write(model, options.data_dir)
         peak = run(model, options.data_dir, output, options.documents, options.new_tokens)

@@ -86,17 +86,18 @@ def main() -> None:
             "memory."
         )
         return
-    model, outputs = options.work_dir / "olmoe", options.work_dir / "outputs"
+    model = options.work_dir / "olmoe"
+    outputs = options.work_dir / "outputs"
     try:
         write_model(model)
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
         print("| | planned, GB | given, GB | peak, GB | seconds |\n|---|---:|---:|---:|---:|")
         for name in options.settings:
             planned, peak, seconds = measure(SETTINGS[name], model, outputs)
-            found = "out of memory" if peak is None else f"{peak / GB:.1f}"
-            given = planned / USABLE / GB
+            outcome = "out of memory" if peak is None else f"{peak / GB:.1f}"
+            planned_share = planned / USABLE / GB
             print(
-                f"| {name} | {planned / GB:.1f} | {given:.1f} | {found} | {seconds:.0f} |",
+                f"| {name} | {planned / GB:.1f} | {planned_share:.1f} | {outcome} | {seconds:.0f} |",
                 flush=True,
             )
     finally:

@@ -1,8 +1,8 @@
 """Mutations of the core: does a test of the same package fail if one line is wrong?
 
-    python -m benchmarks.mutations                  # 100 mutations, drawn with the hash of the current commit
-    python -m benchmarks.mutations --slow           # slow tests, too, for those that survive the fast ones
-    python -m benchmarks.mutations --seed abc1234   # the draw of another commit, for example after new tests
+    python -m benchmarks.mutations                  # 100 mutations; the commit's hash is the seed
+    python -m benchmarks.mutations --slow           # slow tests, too, for those that survive
+    python -m benchmarks.mutations --seed abc1234   # the draw of another commit
 
 One copy of the commit holds all mutations, each switched off. A first run of the tests records
 which test reaches which mutation. Then a process per mutation switches it on and runs the tests
@@ -57,7 +57,8 @@ PAIRS = (
     ),
     *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div)),
 )
-SWAPPED: dict[type, type] = {one: other for pair in PAIRS for one, other in (pair, pair[::-1])}
+SWAPPED: dict[type, type] = dict(PAIRS)
+SWAPPED |= {second: first for first, second in PAIRS}
 SWAPPED |= {ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 OPPOSITE = {"min": "max", "max": "min", "any": "all", "all": "any"}
 UNLIKELY = {"isinstance", "issubclass", "getattr", "hasattr", "setattr", "cast"}
@@ -212,17 +213,17 @@ def tested(folder: Path, arguments: list[str], timeout: float | None, **environm
             return "timeout"
 
 
-def reached(folder: Path, kept: Path, chosen: list[str]) -> dict[int, set[str]]:
-    """The tests that reach each mutation, from `kept` or else from a run without one."""
-    if not kept.exists():
-        begun = kept.with_suffix(".part")
+def reached(folder: Path, outcomes: Path, chosen: list[str]) -> dict[int, set[str]]:
+    """The tests that reach each mutation, from `outcomes` or else from a run without one."""
+    if not outcomes.exists():
+        begun = outcomes.with_suffix(".part")
         begun.unlink(missing_ok=True)
         packages = [f"tests/{name}" for name in PACKAGES]
         if tested(folder, packages + chosen, None, MUTATION_LOG=str(begun)) != "passed":
             sys.exit(f"Tests fail without a mutation: {folder}/pytest.log")
-        begun.rename(kept)
+        begun.rename(outcomes)
     reach: dict[int, set[str]] = defaultdict(set)
-    for line in kept.read_text().splitlines():
+    for line in outcomes.read_text().splitlines():
         number, _, test = line.partition(" ")
         reach[int(number)].add(test)
     return reach
@@ -235,9 +236,9 @@ def outcome(
     named = [f"@{folder}/near.txt"] if near else [tests]
     rounds = [[*named, *FAST], [tests, *FAST], *([[*named, "-m", "slow"]] if slow else [])]
     for arguments in rounds:
-        found = tested(folder, ["-x", *arguments], timeout, MUTATION=str(number))
-        if found != "passed":
-            return "killed" if found == "failed" else found
+        result = tested(folder, ["-x", *arguments], timeout, MUTATION=str(number))
+        if result != "passed":
+            return "killed" if result == "failed" else result
     return "survived"
 
 
@@ -258,25 +259,28 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "mutations")
     args = parser.parse_args()
     folder = args.folder.resolve() / args.seed
-    place, kept = folder / "copy", folder / "outcomes.jsonl"
+    place = folder / "copy"
+    outcomes_file = folder / "outcomes.jsonl"
     shutil.rmtree(place, ignore_errors=True)
     subprocess.run(["git", "clone", "--quiet", ROOT, place], check=True)
     drawn = draw(place, args.count, args.seed)
     tier = "all" if args.slow else "fast"
     reach = reached(place, folder / f"reached-{commit}-{tier}.txt", [] if args.slow else FAST)
-    known: dict[Mutation, str] = {}
-    for line in map(json.loads, kept.read_text().splitlines() if kept.exists() else []):
+    known_outcomes: dict[Mutation, str] = {}
+    for line in map(
+        json.loads, outcomes_file.read_text().splitlines() if outcomes_file.exists() else []
+    ):
         if line["outcome"] != "survived" or (line["commit"], line["tier"]) == (commit, tier):
-            known[Mutation(*line["mutation"])] = line["outcome"]
+            known_outcomes[Mutation(*line["mutation"])] = line["outcome"]
     for number, mutation in enumerate(drawn):
-        if mutation not in known:
+        if mutation not in known_outcomes:
             tests = "tests/" + mutation.file.split("/")[1]
             near = sorted(test for test in reach[number] if test.startswith(tests + "/"))
-            known[mutation] = outcome(place, number, tests, near, args.slow, args.timeout)
-            with kept.open("a") as file:
+            known_outcomes[mutation] = outcome(place, number, tests, near, args.slow, args.timeout)
+            with outcomes_file.open("a") as file:
                 line = {
                     "mutation": mutation,
-                    "outcome": known[mutation],
+                    "outcome": known_outcomes[mutation],
                     "commit": commit,
                     "tier": tier,
                 }
@@ -285,11 +289,13 @@ def main() -> None:
             " ".join(text.split())[:70] for text in (mutation.before, mutation.after)
         )
         print(
-            f"{number:3} {known[mutation]:8} {mutation.file}:{mutation.line} {mutation.kind}: "
+            f"{number:3} {known_outcomes[mutation]:8} {mutation.file}:{mutation.line} {mutation.kind}: "
             f"{change}",
             flush=True,
         )
-    print(f"{sum(known[mutation] != 'survived' for mutation in drawn)} of {len(drawn)} killed")
+    print(
+        f"{sum(known_outcomes[mutation] != 'survived' for mutation in drawn)} of {len(drawn)} killed"
+    )
 
 
 if __name__ == "__main__":

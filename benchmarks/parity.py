@@ -75,12 +75,12 @@ def random_model(family: str) -> Any:
     return model
 
 
-def compare(kind: str, ours: list[Any], theirs: list[Any]) -> str:
+def compare(kind: str, ours: list[Any], expected: list[Any]) -> str:
     if kind == "loglikelihood":
-        worst = max(abs(a[0] - b[0]) for a, b in zip(ours, theirs, strict=True))
-        other = sum(a[1] != b[1] for a, b in zip(ours, theirs, strict=True))
-        return f"largest difference {worst:.1e}; {other} greedy flags differ"
-    return f"{sum(a != b for a, b in zip(ours, theirs, strict=True))} of {len(ours)} texts differ"
+        worst = max(abs(a[0] - b[0]) for a, b in zip(ours, expected, strict=True))
+        differing = sum(a[1] != b[1] for a, b in zip(ours, expected, strict=True))
+        return f"largest difference {worst:.1e}; {differing} greedy flags differ"
+    return f"{sum(a != b for a, b in zip(ours, expected, strict=True))} of {len(ours)} texts differ"
 
 
 def main() -> None:
@@ -108,10 +108,10 @@ def main() -> None:
                 )
                 for batch_size in (1, 3, 8, "auto"):
                     lm = EngineLM(model, tokenizer, batch_size=batch_size)
-                    found = compare(kind, getattr(lm, kind)(requests), expected)
+                    outcome = compare(kind, getattr(lm, kind)(requests), expected)
                     ties = lm.cost["near_ties"]
                     print(
-                        f"| {family} | {case.title} | {side} | {batch_size} | {found} | {ties} |",
+                        f"| {family} | {case.title} | {side} | {batch_size} | {outcome} | {ties} |",
                         flush=True,
                     )
 

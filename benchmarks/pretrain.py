@@ -94,10 +94,10 @@ def main() -> None:
     runs |= {f"router={name}": partial(timed, train, training) for name, training in made.items()}
     seconds = side_by_side(runs, options.rounds)
     tokens = made["token"].design.rows * made["token"].design.sequence_length
-    own = seconds["router=token"]
+    token_seconds = seconds["router=token"]
     print("training                tokens/s   times router=token")
     for name, spent in seconds.items():
-        print(f"{name:22} {tokens / spent:9,.0f} {own / spent:20.2f}")
+        print(f"{name:22} {tokens / spent:9,.0f} {token_seconds / spent:20.2f}")
 
 
 if __name__ == "__main__":

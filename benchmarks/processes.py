@@ -33,7 +33,7 @@ def seconds(case: list[str], model: Path, processes: int) -> float:
     """Seconds that the command takes for answering."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     with tempfile.TemporaryDirectory() as output:
-        own = [f"model.path={model}", "device=cpu", "baseline=false", f"output_dir={output}"]
+        overrides = [f"model.path={model}", "device=cpu", "baseline=false", f"output_dir={output}"]
         generation = ["gen_kwargs=max_gen_toks=32"] if "task=toy_math" in case else []
         subprocess.run(
             [
@@ -43,7 +43,7 @@ def seconds(case: list[str], model: Path, processes: int) -> float:
                 "moe_lab",
                 *case,
                 *generation,
-                *own,
+                *overrides,
             ],
             check=True,
             capture_output=True,
@@ -74,9 +74,12 @@ def main() -> None:
             turns = [
                 (seconds(case, model, 1), seconds(case, model, 2)) for _ in range(options.rounds)
             ]
-            one, two = (statistics.median(times) for times in zip(*turns, strict=True))
-            met = "yes" if one / two >= PROMISED else "no"
-            print(f"| {title} | {one:.1f} s | {two:.1f} s | {one / two:.2f} | {met} |", flush=True)
+            one_process, two = (statistics.median(times) for times in zip(*turns, strict=True))
+            met = "yes" if one_process / two >= PROMISED else "no"
+            print(
+                f"| {title} | {one_process:.1f} s | {two:.1f} s | {one_process / two:.2f} | {met} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

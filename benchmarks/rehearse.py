@@ -1,11 +1,14 @@
 """Rehearse the papers' experiments: every cell at `scale=paper`, on small models from a hub on
 loopback.
 
-    python -m benchmarks.rehearse                              some 230 cells: each experiment, model, method and option
-    python -m benchmarks.rehearse --all                        every cell
-    python -m benchmarks.rehearse --experiment roe/figure3     cells of one experiment (several: separated by commas)
-    python -m benchmarks.rehearse --worker 0/2                 the even cells; another process does `1/2`
-    python -m benchmarks.rehearse --data-dir <folder>          rows of real data sets instead of generated ones
+    python -m benchmarks.rehearse                              # some 230 cells
+    python -m benchmarks.rehearse --all                        # every cell
+    python -m benchmarks.rehearse --experiment roe/figure3     # cells of one experiment (or a,b)
+    python -m benchmarks.rehearse --worker 0/2                 # the even cells; another does `1/2`
+    python -m benchmarks.rehearse --data-dir <folder>          # rows of real data sets
+
+The 230 cells have each experiment, model, method and option. Without `--data-dir` rows of data sets
+are generated.
 
 Ids, revisions, data sets, chat templates, the papers' presets and layer lists are the published
 ones. Widths, documents, steps and lengths are cut (`cuts`). The result is one table, `cells.jsonl`
@@ -297,8 +300,8 @@ def _run(
     study = composed.study
     if study is not None:
         study = small(compose_cell(study.overrides, []), study).config
-    alone = replace(composed, cells=[small(planned_cell.cell, config)], study=study)
-    [prepared] = prepare_cells(alone, facts_of)
+    single_cell = replace(composed, cells=[small(planned_cell.cell, config)], study=study)
+    [prepared] = prepare_cells(single_cell, facts_of)
     if prepared.error is not None:
         raise prepared.error
     assert prepared.job is not None
@@ -331,17 +334,17 @@ def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
     run = outcome.run
     cost = outcome.results.cost
     workload = workload_of(run)
-    answers = sum(len(asked.new_tokens) for _, asked in workload.asked)
+    answers = sum(len(request.new_tokens) for _, request in workload.asked)
     lengths = _even_lengths(cost.tokens_out, answers)
     parts = []
-    for weight, asked in workload.asked:
+    for weight, request in workload.asked:
         generated: dict[str, dict[str, Prompt]] = {}
-        for settings, prompts in asked.generated.items():
+        for settings, prompts in request.generated.items():
             generated[settings] = {}
             for text, prompt in prompts.items():
                 new = tuple(next(lengths) for _ in prompt.new)
                 generated[settings][text] = Prompt(prompt.ids, new)
-        parts.append((weight, replace(asked, generated=generated)))
+        parts.append((weight, replace(request, generated=generated)))
     whole = replace(workload, asked=tuple(parts))
     method = run.config.method.name
     if method == "icl":

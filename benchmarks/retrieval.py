@@ -13,7 +13,8 @@ import torch
 from benchmarks.measure import side_by_side
 from moe_lab.methods.references.neighbours import neighbours
 
-REFERENCES, QUESTIONS = 10_000, 64
+REFERENCES = 10_000
+QUESTIONS = 64
 SIZES = (384, 1024, 4096)
 """Of all-MiniLM-L6-v2, of small models' hidden states, and of NV-Embed-v2 and large models' hidden
 states."""
@@ -37,7 +38,8 @@ def main() -> None:
     )
     print("|---:|---:|---:|---:|")
     for size in SIZES:
-        references, questions = unit_vectors(REFERENCES, size), unit_vectors(QUESTIONS, size)
+        references = unit_vectors(REFERENCES, size)
+        questions = unit_vectors(QUESTIONS, size)
         median = (
             neighbours(questions, references, k=100, epsilon=None)
             .distance_QK[:, -1]
@@ -52,9 +54,9 @@ def main() -> None:
             },
             options.rounds,
         )
-        each = [times["batch"] / QUESTIONS, times["one"], times["ball"] / QUESTIONS]
+        seconds_each = [times["batch"] / QUESTIONS, times["one"], times["ball"] / QUESTIONS]
         print(
-            f"| {size} | " + " | ".join(f"{1e3 * seconds:.2f}" for seconds in each) + " |",
+            f"| {size} | " + " | ".join(f"{1e3 * seconds:.2f}" for seconds in seconds_each) + " |",
             flush=True,
         )
 

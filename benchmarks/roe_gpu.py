@@ -186,22 +186,22 @@ def compare(
         first = None
         for n in rows:
             for temperature in (0.0, 0.3) if n > 1 else (0.0,):
-                found = measure(device, batch, by_roe(model, prompts, steps, n, temperature))
-                first = first or found
-                print_row(batch, f"n={n}, temperature {temperature}", found, plain, first)
+                measured = measure(device, batch, by_roe(model, prompts, steps, n, temperature))
+                first = first or measured
+                print_row(batch, f"n={n}, temperature {temperature}", measured, plain, first)
 
 
 def print_row(
-    batch: int, name: str, found: Measured, plain: Measured, first: Measured | None
+    batch: int, name: str, measured: Measured, plain: Measured, first: Measured | None
 ) -> None:
     cells = [
-        f"{found.step_seconds * 1e3:.2f}",
-        f"{found.step_seconds / plain.step_seconds:.2f}",
-        "-" if found.peak_bytes is None else f"{found.peak_bytes / GIB:.2f}",
-        f"{found.peak_bytes / first.peak_bytes:.3f}"
-        if found.peak_bytes and first and first.peak_bytes
+        f"{measured.step_seconds * 1e3:.2f}",
+        f"{measured.step_seconds / plain.step_seconds:.2f}",
+        "-" if measured.peak_bytes is None else f"{measured.peak_bytes / GIB:.2f}",
+        f"{measured.peak_bytes / first.peak_bytes:.3f}"
+        if measured.peak_bytes and first and first.peak_bytes
         else "-",
-        "-" if found.joules is None else f"{found.joules:.3f}",
+        "-" if measured.joules is None else f"{measured.joules:.3f}",
     ]
     print(f"| {batch} | {name} | {' | '.join(cells)} |", flush=True)
 

@@ -104,7 +104,7 @@ def compare_time(model: torch.nn.Module, past: int, rounds: int) -> None:
         with forward:
             cache = filled(forward, past, n)
         candidates[f"n={n}"] = steps(forward, cache)
-    weights = torch.ones(sum(each.nbytes for each in model.parameters()) // 4)
+    weights = torch.ones(sum(parameter.nbytes for parameter in model.parameters()) // 4)
     candidates["all weights, read once"] = lambda: [weights.sum() for _ in range(STEPS)]
     seconds = side_by_side(candidates, rounds)
     print(

@@ -48,7 +48,8 @@ class Read(NamedTuple):
 
 
 def read(model: torch.nn.Module, tokenizer: AutoTokenizer, texts: list[str]) -> Read:
-    logits, targets = [], []
+    logits = []
+    targets = []
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
         with torch.inference_mode():

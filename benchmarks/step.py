@@ -31,7 +31,9 @@ from moe_lab.engine.sampling import Decoding, GenerationState, Sampler
 from moe_lab.routing import GumbelTopK
 
 SKIP = 2
-PROMPT, FEW, MANY = 20, 12, 44
+PROMPT = 20
+FEW = 12
+MANY = 44
 """Tokens of a prompt. A step is the difference of two generations, of few and of many new
 tokens."""
 
@@ -50,14 +52,18 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        known = {id_of(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
-        found = function(*args, **(kwargs or {}))
+        known_tensors = {
+            id_of(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)
+        }
+        output = function(*args, **(kwargs or {}))
         made = any(
-            id_of(each) not in known for each in tree_leaves(found) if isinstance(each, Tensor)
+            id_of(tensor) not in known_tensors
+            for tensor in tree_leaves(output)
+            if isinstance(tensor, Tensor)
         )
         if made or function._schema.is_mutable:
             self.counts[function.name()] += 1
-        return found
+        return output
 
 
 def id_of(tensor: Tensor) -> int:

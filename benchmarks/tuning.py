@@ -33,7 +33,8 @@ from moe_lab.routing import GumbelTopK, document_key
 
 TEMPERATURES = [0.0, 0.0] + [0.3] * 4 + [0.0, 0.0]
 FIRST_NOISY = 2
-CONTEXT, ANSWER = (868, 125), (96, 44)
+CONTEXT = (868, 125)
+ANSWER = (96, 44)
 """Mean and standard deviation of the lengths of 5-shot GSM8K samples in tokens of the bench
 tokenizer (of 200)."""
 

@@ -47,9 +47,9 @@ def seconds(model: Path, documents: int, workers: int) -> float:
             capture_output=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
-        taken = time.perf_counter() - start
+        duration = time.perf_counter() - start
         assert len(list(Path(output).glob("runs/*/results.json"))) == RUNS
-    return taken
+    return duration
 
 
 def main() -> None:

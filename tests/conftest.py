@@ -23,9 +23,10 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # libraries' handlers keep the stderr of the test in which they were made, which pytest closes
 logging.raiseExceptions = False
-# submitit configures logging when it is imported, which closes all handlers, and absl's closes pytest's stderr with it
+# submitit configures logging when it is imported. This closes all handlers, and absl's handler
+# closes pytest's stderr.
 os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
-# tqdm's own lock is shared with forked processes: killing one that holds it would block all the others
+# tqdm's lock is shared with forked processes: a killed process that holds it would block the others
 tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())
 # no power is cut; waiting for the disk takes a tenth of a short command's time
@@ -48,7 +49,10 @@ MANY_TESTS = 40
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Take what the libraries made out of garbage collection, which runs load and free models would go through again."""
+    """Exempt the libraries' objects from garbage collection.
+
+    Otherwise runs that load and free models would go through them again.
+    """
     if len(session.items) >= MANY_TESTS:
         import transformers.models.auto.modeling_auto  # noqa: F401
 
@@ -58,7 +62,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def what_stays_is_not_collected() -> None:
-    """Each training ends with two collections of garbage, which would go through all that earlier tests left."""
+    """Each training ends with two garbage collections, which would go through
+    all earlier tests' objects."""
     gc.freeze()
 
 
@@ -117,7 +122,8 @@ def tiny_olmoe_dir(tmp_path_factory, olmoe, tokenizer) -> Path:
 
 @pytest.fixture
 def small_index(monkeypatch):
-    """An unknown name is looked for among the package's tasks alone: lm-eval's index takes 10 s to read.
+    """An unknown name is looked for among the package's tasks alone: lm-eval's index takes 10 s
+    to read.
 
     `tests/tasks/test_loading.py` reads the whole index.
     """
@@ -150,7 +156,7 @@ def loads(monkeypatch):
 
 @pytest.fixture
 def four_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry of expert metrics with those of MoE-Bench alone, whose values stored results of tests have."""
+    """The registry with MoE-Bench's expert metrics alone; stored results of tests have these."""
     from moe_lab.metrics.registry import METRICS
 
     of_paper = {"load_balance", "collaboration", "capacity", "specialization"}

@@ -1,7 +1,8 @@
 """The documentation as a site.
 
-Broken by: a link or anchor that leads nowhere, a page outside the navigation, a page that requests something from
-outside, a file of the repository that a page names and that is not there, a search that needs a server.
+Broken by: a link or anchor that leads nowhere, a page outside the navigation, a page that requests
+something from outside, a file of the repository that a page names and that is not there,
+a search that needs a server.
 """
 
 import inspect
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lxml import html
@@ -49,7 +51,8 @@ def test_the_reference_has_every_public_name(site):
     """With its signature, its arguments as a list, its errors, and its examples as code."""
     page = html.parse(site / "reference.html")
     anchors = set(page.xpath("//@id"))
-    assert {name.lower() for name in moe_lab.__all__} <= anchors and "resultsexamples" in anchors
+    assert {name.lower() for name in moe_lab.__all__} <= anchors
+    assert "resultsexamples" in anchors
     text = " ".join(page.getroot().text_content().split())
     for name in moe_lab.__all__:
         first = inspect.getdoc(getattr(moe_lab, name)).split("\n\n")[0]
@@ -61,7 +64,8 @@ def test_the_reference_has_every_public_name(site):
         "arguments have their types and defaults"
     )
     assert any("with override(model, second_best):" in block for block in code)
-    assert "Raises ConfigError" in text and "Args:" not in text
+    assert "Raises ConfigError" in text
+    assert "Args:" not in text
 
 
 @pytest.mark.slow
@@ -69,9 +73,8 @@ def test_pages_of_the_site_request_nothing_from_outside(site):
     for file in site.glob("*.html"):
         page = html.parse(file)
         requested = page.xpath("//@src | //link/@href | //form/@action | //object/@data")
-        assert requested and not [
-            address for address in requested if re.match(r"(https?:)?//", address)
-        ]
+        assert requested
+        assert not [address for address in requested if re.match(r"(https?:)?//", address)]
     for style in site.rglob("*.css"):
         assert not re.search(
             r"(@import|url\()\s*['\"]?(https?:)?//", style.read_text(encoding="utf-8")
@@ -85,25 +88,33 @@ def test_the_site_is_searched_from_disk(site):
     if chromium is None:
         pytest.skip("chromium is not installed (apt-get install chromium)")
     seen: list[str] = []
+
+    def note_request(request: Any) -> None:
+        if not request.url.startswith(("file:", "data:")):
+            seen.append(request.url)
+
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         tab = browser.new_page()
         tab.on("console", lambda message: seen.append(message.text))
         tab.on("pageerror", lambda error: seen.append(str(error)))
-        elsewhere = lambda one: one.url.startswith(("file:", "data:")) or seen.append(one.url)  # noqa: E731
-        tab.on("request", elsewhere)
+        tab.on("request", note_request)
         tab.goto((site / "index.html").as_uri())
         tab.fill("input.md-search__input", "Gumbel")
         tab.wait_for_selector(".md-search-result__item a", timeout=10_000)
-        found = [one.get_attribute("href") for one in tab.locator(".md-search-result__link").all()]
+        results = tab.locator(".md-search-result__link").all()
+        links = [result.get_attribute("href") for result in results]
         browser.close()
-    assert any("glossary.html" in link for link in found) and not seen
+    assert any("glossary.html" in link for link in links)
+    assert seen == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_are_there(page):
     text = page.read_text(encoding="utf-8")
-    missing = [one for one in re.findall(NAMED, text) if not (ROOT / one).exists()]
+    missing = [
+        file_name for file_name in re.findall(NAMED, text) if not (ROOT / file_name).exists()
+    ]
     links = re.findall(r"\]\(((?!https?:)[^)#]+)", text)
     missing += [link for link in links if not (page.parent / link).exists()]
     assert not missing

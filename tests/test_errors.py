@@ -1,4 +1,7 @@
-"""The boundary around readers of files that a user names. Broken by a traceback, or by a message without the path."""
+"""The boundary around readers of files that a user names.
+
+Broken by a traceback, or by a message without the path.
+"""
 
 import json
 
@@ -26,8 +29,11 @@ def test_a_file_that_cannot_be_read_is_one_message_with_its_path(
     (tmp_path / name).write_bytes(content)
     command = f"{keys}={tmp_path / name} model=tiny limit=2 output_dir={tmp_path}/out"
     ended = run_command(capsys, *command.split())
-    assert ended.code == 2 and ended.err.count("Error:") == 1 and "Traceback" not in ended.err
-    assert str(tmp_path / name) in ended.err and len(ended.err.splitlines()) <= 4
+    assert ended.code == 2
+    assert ended.err.count("Error:") == 1
+    assert "Traceback" not in ended.err
+    assert str(tmp_path / name) in ended.err
+    assert len(ended.err.splitlines()) <= 4
 
 
 @pytest.mark.parametrize(
@@ -38,7 +44,9 @@ def test_an_adapter_that_cannot_be_read_is_one_message(content, tmp_path, capsys
     (tmp_path / "adapter_model.safetensors").write_bytes(b"\x02\x00\x00\x00\x00\x00\x00\x00[]")
     place = f"output_dir={tmp_path}/out"
     ended = run_command(capsys, f"model.peft={tmp_path}", "model=tiny", "limit=2", place)
-    assert ended.code == 2 and str(tmp_path) in ended.err and "Traceback" not in ended.err
+    assert ended.code == 2
+    assert str(tmp_path) in ended.err
+    assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
-"""The Python examples of README.md and docs/python.md run as they are written, and on random models of two families.
+"""The Python examples of README.md and docs/python.md run as they are written,
+and on random models of two families.
 
-The first example of a page loads the model; the others follow it. Broken by: a public name that is gone or misspelt, an
-example that needs Hydra or more than twenty lines, one of docs/python.md that needs more than the embedded model.
+The first example of a page loads the model; the others follow it. Broken by: a public name that
+is gone or misspelt, an example that needs Hydra or more than twenty lines, one of docs/python.md
+that needs more than the embedded model.
 
 The scripts of examples/ end well and say what to look at, and the notebook runs from top to bottom.
 
-Broken by: a key or option that no longer exists, a file that a script reads and that is not written.
+Broken by: a key or option that no longer exists, a file that a script
+reads and that is not written.
 
 What docs/extending.md shows works: the files of examples/extending/.
 
@@ -65,11 +68,11 @@ def loading(page: str) -> str:
 
 def programs() -> dict[str, str]:
     """Every example with what loads `my/model`, by page and number."""
-    found = {}
+    program_texts = {}
     for page in PAGES:
         for number, example in enumerate(examples_of(page)):
-            found[f"{page} {number}"] = f"{loading(page)}\nimport moe_lab\n{example}"
-    return found
+            program_texts[f"{page} {number}"] = f"{loading(page)}\nimport moe_lab\n{example}"
+    return program_texts
 
 
 def with_hydra(program: str) -> bool:
@@ -90,8 +93,9 @@ def folder(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_example_runs(folder, capsys):
     for name, program in programs().items():
         exec(compile(program, name, "exec"), {"__name__": name})
-    shown = capsys.readouterr().out
-    assert "toy_choice" in shown and "tensor(" in shown
+    output = capsys.readouterr().out
+    assert "toy_choice" in output
+    assert "tensor(" in output
 
 
 @pytest.mark.slow
@@ -102,21 +106,21 @@ def test_the_page_runs_as_written(tmp_path, monkeypatch, capsys):
     for number, example in enumerate(examples_of("docs/python.md")):
         if OWN not in example:
             exec(compile(example, f"docs/python.md {number}", "exec"), names)
-    assert (
-        "toy_choice" in capsys.readouterr().out
-        and type(names["model"]).__name__ == "OlmoeForCausalLM"
-    )
+    assert "toy_choice" in capsys.readouterr().out
+    assert type(names["model"]).__name__ == "OlmoeForCausalLM"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["gpt_oss"], indirect=True)
 def test_a_fresh_interpreter_without_hydra_suffices(folder):
-    own = [program for program in programs().values() if not with_hydra(program)]
-    assert len(own) > 5
+    own_programs = [program for program in programs().values() if not with_hydra(program)]
+    assert len(own_programs) > 5
     check = (
         "import sys\nassert not {'hydra', 'omegaconf'} & sys.modules.keys()\nprint('no Hydra')\n"
     )
-    isolated = "".join(f"exec(compile({program!r}, 'example', 'exec'), {{}})\n" for program in own)
+    isolated = "".join(
+        f"exec(compile({program!r}, 'example', 'exec'), {{}})\n" for program in own_programs
+    )
     command = [sys.executable, "-c", isolated + check]
     # the programs print what small random weights write, in letters of any script
     environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
@@ -130,7 +134,10 @@ def test_a_fresh_interpreter_without_hydra_suffices(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["olmoe"], indirect=True)
 def test_the_loaded_model_has_the_numbers_of_the_command(folder, capsys):
-    """Of a checkpoint in bfloat16, on a CPU. Broken by another dtype in the example or in the command."""
+    """A checkpoint in bfloat16, on a CPU.
+
+    Broken by another dtype in the example or in the command.
+    """
     copy.deepcopy(small_model("olmoe")).bfloat16().save_pretrained(folder / "my" / "model")
     keys = [
         "method=roe",
@@ -143,18 +150,21 @@ def test_the_loaded_model_has_the_numbers_of_the_command(folder, capsys):
     ended = run_command(capsys, *keys, "device=cpu", f"output_dir={folder}/outputs")
     assert ended.code == 0, ended.err
     files = folder.glob("outputs/runs/*/samples_*.jsonl")
-    samples = [json.loads(line) for file in files for line in file.open()]
+    samples = []
+    for file in files:
+        samples += [json.loads(line) for line in file.open()]
     assert samples
     for page in PAGES:
         names: dict[str, Any] = {}
         exec(compile(loading(page), page, "exec"), names)
         roe = moe_lab.RoE(names["model"], names["tokenizer"], n=4)
         for sample in samples:
-            asked = [list(arguments.values()) for arguments in sample["arguments"].values()]
-            found = roe.loglikelihood([pair[0] for pair in asked], [pair[1] for pair in asked])
-            assert found == pytest.approx(
-                [float(answer[0][0]) for answer in sample["resps"]], abs=1e-4
-            ), page
+            pairs = [list(arguments.values()) for arguments in sample["arguments"].values()]
+            contexts = [context for context, _ in pairs]
+            continuations = [continuation for _, continuation in pairs]
+            scores = roe.loglikelihood(contexts, continuations)
+            stored_scores = [float(answer[0][0]) for answer in sample["resps"]]
+            assert scores == pytest.approx(stored_scores, abs=1e-4), page
 
 
 def test_an_example_has_at_most_twenty_lines():
@@ -199,8 +209,9 @@ SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 def test_a_script_ends_and_says_what_to_look_at(script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")
-    shown = capsys.readouterr().out
-    assert "What to look at:" in shown and "PARTIAL" in shown
+    output = capsys.readouterr().out
+    assert "What to look at:" in output
+    assert "PARTIAL" in output
     assert (tmp_path / "outputs" / "report.html").is_file()
     assert list(tmp_path.glob("outputs/runs/*/results.json"))
 
@@ -231,16 +242,17 @@ def test_the_notebook_goes_from_a_model_to_a_plotted_grid(tmp_path, monkeypatch,
     """In less than two minutes of one core."""
     monkeypatch.chdir(tmp_path)
     begun = time.process_time()
-    names, shown = run_notebook(NOTEBOOK)
+    names, outputs = run_notebook(NOTEBOOK)
     assert time.process_time() - begun < 120
     assert capfd.readouterr() == ("", ""), "nothing is printed around the shown objects"
-    pictures = [one._repr_png_() for one in shown if hasattr(one, "_repr_png_")]
-    assert len(pictures) == 1 and pictures[0].startswith(b"\x89PNG")
+    pictures = [output._repr_png_() for output in outputs if hasattr(output, "_repr_png_")]
+    assert len(pictures) == 1
+    assert pictures[0].startswith(b"\x89PNG")
     results = names["results"]
-    assert (
-        isinstance(results, Results) and any(one is results for one in shown) and len(results) == 4
-    )
-    assert len(shown[-1]) == 2 * 5, "two examples that changed, in five runs"
+    assert isinstance(results, Results)
+    assert any(output is results for output in outputs)
+    assert len(results) == 4
+    assert len(outputs[-1]) == 2 * 5, "two examples that changed, in five runs"
     assert not results.frame()["p_holm"].lt(0.05).any(), "the text says that none is significant"
 
 
@@ -249,17 +261,17 @@ def test_the_notebook_goes_from_a_model_to_a_plotted_grid(tmp_path, monkeypatch,
 def test_a_notebook_ends_in_a_plot_of_its_runs(notebook, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    _, shown = run_notebook(EXAMPLES / f"{notebook}.ipynb")
+    _, outputs = run_notebook(EXAMPLES / f"{notebook}.ipynb")
     assert capfd.readouterr() == ("", "")
-    assert any(hasattr(one, "_repr_png_") for one in shown) and not shown[-1]["value"].isna().any()
+    assert any(hasattr(output, "_repr_png_") for output in outputs)
+    assert not outputs[-1]["value"].isna().any()
 
 
 def test_the_first_hour_lists_every_script():
     page = (EXAMPLES.parent / "docs" / "index.md").read_text(encoding="utf-8")
     assert all(f"`examples/{file.name}`" in page for file in EXAMPLES.glob("*.ipynb"))
-    assert SCRIPTS and not [
-        script.name for script in SCRIPTS if f"`examples/{script.name}`" not in page
-    ]
+    assert SCRIPTS
+    assert not [script.name for script in SCRIPTS if f"`examples/{script.name}`" not in page]
 
 
 EXTENDING = Path(__file__).resolve().parent.parent / "examples" / "extending"
@@ -318,24 +330,23 @@ def results(out: str) -> dict:
 @pytest.mark.slow
 def test_a_method(sharper, capsys):
     run = ("model=tiny", "task=toy_choice", "limit=8", "method=sharper")
-    same, other = (
-        run_command(capsys, *run, "method.power=1"),
-        run_command(capsys, *run, "method.power=4"),
-    )
-    assert same.code == 0 == other.code
-    block = results(same.out)["moe_lab"]
+    same_method = run_command(capsys, *run, "method.power=1")
+    other_method = run_command(capsys, *run, "method.power=4")
+    assert same_method.code == 0 == other_method.code
+    block = results(same_method.out)["moe_lab"]
     assert block["paired"]["toy_choice"]["acc,none"]["difference"] == 0
-    assert results(other.out)["moe_lab"]["run_id"] != block["run_id"]
+    assert results(other_method.out)["moe_lab"]["run_id"] != block["run_id"]
     assert "More weight for a token" in run_command(capsys, "--help", "method=sharper").out
     wrong = run_command(capsys, *run, "method.power=0")
-    assert wrong.code == 2 and "method.power" in wrong.err
+    assert wrong.code == 2
+    assert "method.power" in wrong.err
 
 
 def test_a_method_in_python(sharper, olmoe, tokenizer):
-    asked = [Instance("loglikelihood", {}, ("hello", " world"), idx=0, task_name="", doc_id=0)]
+    requests = [Instance("loglikelihood", {}, ("hello", " world"), idx=0, task_name="", doc_id=0)]
 
     def score(*method: str, **keys: float) -> float:
-        return moe_lab.lm(olmoe, tokenizer, *method, **keys).loglikelihood(asked)[0][0]
+        return moe_lab.lm(olmoe, tokenizer, *method, **keys).loglikelihood(requests)[0][0]
 
     assert score("sharper", power=1.0) == pytest.approx(score(), abs=1e-4)
     assert abs(score("sharper", power=4.0) - score()) > 1e-3
@@ -377,9 +388,10 @@ def test_a_table(sharper, work, capsys):
     record = json.loads(
         (work / "outputs" / "tables" / "sharper-tiny.json").read_text(encoding="utf-8")
     )
-    flag, folder, *rest = shlex.split(record["command"])[3:]
-    assert flag == "--config-dir" and (work / folder / "experiments").is_dir()
-    assert rest == ["experiment=sharper", "scale=tiny"]
+    flag, folder, *overrides = shlex.split(record["command"])[3:]
+    assert flag == "--config-dir"
+    assert (work / folder / "experiments").is_dir()
+    assert overrides == ["experiment=sharper", "scale=tiny"]
 
 
 @pytest.mark.slow
@@ -389,8 +401,6 @@ def test_a_model_and_a_task(work, tiny_olmoe_dir, capsys):
         capsys, "--config-dir", "conf", "method=base", "model=mine", "task=capitals"
     )
     assert ended.code == 0, ended.err
-    found = results(ended.out)
-    assert (
-        found["moe_lab"]["model"]["name"] == "mine"
-        and found["n-samples"]["capitals"]["effective"] == 4
-    )
+    scores = results(ended.out)
+    assert scores["moe_lab"]["model"]["name"] == "mine"
+    assert scores["n-samples"]["capitals"]["effective"] == 4

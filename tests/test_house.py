@@ -1,10 +1,11 @@
 """The house rules of imports, tests and printing.
 
-Breaks if an import runs upward, if files or folders import each other in a circle, or if a module has no floor. Every
-import counts: within functions and under `TYPE_CHECKING`, too.
+Breaks if an import runs upward, if files or folders import each other in a circle, or if a module
+has no floor. Every import counts: within functions and under `TYPE_CHECKING`, too.
 
-Breaks if a package has no tests, a test file does not say what it tests, or test modules import each other. The package
-`moe_lab/a/b/` is tested by the files of `tests/a/b/`, or by `tests/a/test_b*.py`.
+Breaks if a package has no tests, a test file does not say what it tests, or test modules
+import each other. The package `moe_lab/a/b/` is tested by the files of `tests/a/b/`,
+or by `tests/a/test_b*.py`.
 
 Breaks if a text of others is printed with its control characters.
 """
@@ -112,16 +113,17 @@ def test_every_entry_has_a_floor():
 
 def test_no_import_runs_upward():
     upward = []
-    for found in imports():
-        source_floor = FLOORS.index(found.source.split(".")[0])
-        target_floor = FLOORS.index(found.target.split(".")[0])
+    for an_import in imports():
+        source_floor = FLOORS.index(an_import.source.split(".")[0])
+        target_floor = FLOORS.index(an_import.target.split(".")[0])
         if source_floor < target_floor:
-            upward.append(f"{found.place} imports moe_lab.{found.target}")
+            upward.append(f"{an_import.place} imports moe_lab.{an_import.target}")
     assert not upward, "\n".join(upward)
 
 
 def test_no_module_uses_the_python_interface():
-    """`from moe_lab import RoE` is for others; within the package it would run upward, whatever it names."""
+    """`from moe_lab import RoE` is for users. In the package it would run
+    upward, whatever it names."""
     entries = {path.stem for path in PACKAGE.iterdir()}
     uses = []
     for file in modules().values():
@@ -135,7 +137,8 @@ def test_no_module_uses_the_python_interface():
 
 
 def test_training_data_sets_have_names_of_their_own():
-    """Two classes named PackedRows were once taken for each other: rows of a corpus, and rows of the toy corpus."""
+    """Two classes named PackedRows were once confused: rows of a corpus,
+    and rows of the toy corpus."""
     names = []
     for file in modules().values():
         for node in nodes_of(file):
@@ -195,19 +198,19 @@ def test_circles_are_found():
 
 
 def test_no_files_import_each_other():
-    places = {(found.source, found.target): found.place for found in imports()}
+    places = {(an_import.source, an_import.target): an_import.place for an_import in imports()}
     assert places
     assert_no_circle(places)
 
 
 def test_no_folders_import_each_other():
     places = {}
-    for found in imports():
-        source = folder_of(found.source)
-        target = folder_of(found.target)
+    for an_import in imports():
+        source = folder_of(an_import.source)
+        target = folder_of(an_import.target)
         one_holds_the_other = source.startswith(target) or target.startswith(source)
         if not one_holds_the_other:
-            places[source, target] = found.place
+            places[source, target] = an_import.place
     assert places
     assert_no_circle(places)
 

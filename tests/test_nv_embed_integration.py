@@ -1,7 +1,9 @@
-"""integrations/nv_embed: the file that the script writes is what `method.embeddings=` reads, row for row.
+"""integrations/nv_embed: the file that the script writes is what `method.embeddings=` reads,
+row for row.
 
-Broken by: a question or reference of a run without a vector, a vector of another text, an instruction before a reference, a
-text without its end, settings that are not those of the model's card.
+Broken by: a question or reference of a run without a vector, a vector of another text,
+an instruction before a reference, a text without its end, settings that are not
+those of the model's card.
 """
 
 import json

@@ -1,7 +1,8 @@
 """The wheel, the Makefile and the files around the package.
 
-Broken by: conf/ or experiments/ missing from the wheel or at its top level, a path that needs the checkout,
-a target without help, an import of a package that pyproject.toml does not declare, a range without the tested version.
+Broken by: conf/ or experiments/ missing from the wheel or at its top level, a path that needs
+the checkout, a target without help, an import of a package that pyproject.toml does not declare,
+a range without the tested version.
 """
 
 import ast
@@ -44,7 +45,7 @@ def output_of(command: list[str], folder: Path, **environment: str) -> str:
 
 
 def test_the_release_is_one():
-    """The package, CITATION.cff and the newest section of the changelog have one version and date."""
+    """The package, CITATION.cff and the changelog's newest section have one version and date."""
     newest_section = re.search(r"^## \[(\d\S+)\] - (\S+)$", text_of("CHANGELOG.md"), re.M)
     assert newest_section
     version, date = newest_section.groups()
@@ -100,7 +101,8 @@ def test_the_wheel_holds_conf_and_experiments_inside_the_package(folder, wheel):
 
 @pytest.mark.slow
 def test_the_wheel_holds_the_packages_data(wheel):
-    """Task YAMLs, the tiny model's files and templates of pages; its types are for type checkers of others, too."""
+    """Task YAMLs, the tiny model's files, templates of pages, and the marker
+    of types for type checkers."""
     names = set(zipfile.ZipFile(wheel).namelist())
     files = files_below(ROOT / "moe_lab", (".yaml", ".json", ".j2", ".css", ".js", ".mplstyle"))
     assert files
@@ -189,7 +191,7 @@ def test_every_dependency_has_a_tested_version_in_its_range():
 
 
 def test_every_imported_package_is_declared():
-    """A package that is there only because another one needs it may leave with that one's next version."""
+    """A package that is installed only for another one may leave with the next version."""
     extras = [extra for extra in PROJECT["project"]["optional-dependencies"] if extra != "dev"]
     declared_names = {normal(requirement.name) for requirement in declared(*extras)}
     distributions_of = packages_distributions()
@@ -219,6 +221,6 @@ def test_what_runs_write_is_ignored_by_git():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     written = ["outputs/runs/x/results.json", "site/index.html"]
-    kept = "outputs/.gitkeep"
-    ignored = output_of(["git", "check-ignore", *written, kept], ROOT).split()
+    kept_file = "outputs/.gitkeep"
+    ignored = output_of(["git", "check-ignore", *written, kept_file], ROOT).split()
     assert ignored == written

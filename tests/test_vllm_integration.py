@@ -1,8 +1,9 @@
-"""integrations/vllm: the answers that `make test-vllm` compares vLLM with are those of `moe_lab.RoE` today, and vLLM can
-import what it uses.
+"""integrations/vllm: the answers that `make test-vllm` compares vLLM with are those
+of `moe_lab.RoE` today, and vLLM can import what it uses.
 
-Broken by: a change of the noise or of RoE without `python -m integrations.vllm.tests.write_answers`; another name of
-something that integrations/vllm imports; an import of transformers in the modules that vLLM's environment imports.
+Broken by: a change of the noise or of RoE without
+`python -m integrations.vllm.tests.write_answers`; another name of something that integrations/vllm
+imports; an import of transformers in the modules that vLLM's environment imports.
 """
 
 import ast
@@ -35,15 +36,15 @@ of_model = cache(loaded)
 def test_stored_answers_are_current(name):
     """Of the first prompts; their texts do not depend on the other prompts."""
     model, tokenizer, weights = of_model(CASES[name].model)
-    known = stored[name]
-    assert known["weights"] == weights
-    assert known["prompts"] == prompts_of(CASES[name], tokenizer)
+    stored_answers = stored[name]
+    assert stored_answers["weights"] == weights
+    assert stored_answers["prompts"] == prompts_of(CASES[name], tokenizer)
 
-    prompts = known["prompts"][:FEW]
+    prompts = stored_answers["prompts"][:FEW]
     answers = answers_of(CASES[name], prompts, NEW, model, tokenizer)
     scored_tokens = max(len(prompt) - context_of(prompt) for prompt in prompts)
     for kind, values in answers.items():
-        known_values = known[kind][:FEW]
+        known_values = stored_answers[kind][:FEW]
         if kind.endswith("texts"):
             assert values == [text[:NEW] for text in known_values], kind
         else:
@@ -82,6 +83,6 @@ def test_imported_names_exist():
 @pytest.mark.slow
 def test_imports_need_no_transformers():
     """vLLM's environment has an older transformers than this package needs."""
-    modules = sorted({found.module for found in imports_of_moe_lab()})
+    modules = sorted({imported.module for imported in imports_of_moe_lab()})
     code = f"import sys; sys.modules['transformers'] = None; import {', '.join(modules)}"
     subprocess.run([sys.executable, "-c", code], check=True)

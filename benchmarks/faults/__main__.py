@@ -54,7 +54,8 @@ def main() -> int:
 def _attack(options: argparse.Namespace, work: Path) -> int:
     violations: list[tuple[str, str]] = []
     for part in _parts(options, work):
-        start, before = time.monotonic(), len(violations)
+        start = time.monotonic()
+        before = len(violations)
         numbers = (
             range(part.attempts) if options.only is None else [int(options.only.partition(":")[2])]
         )

@@ -58,7 +58,10 @@ class Damage:
     name = "damaged"
 
     def __init__(self, kinds: Sequence[Kind], work: Path, seed: int, count: int):
-        self.kinds, self.work, self.seed, self.attempts = kinds, work, seed, count
+        self.kinds = kinds
+        self.work = work
+        self.seed = seed
+        self.attempts = count
         self.endings: Counter[str] = Counter()
 
     def attempt(self, number: int) -> list[str]:
@@ -80,23 +83,26 @@ class Damage:
         how = random.choice([name for name in (*DAMAGES, FOLDER) if _possible(name, path)])
         _damage(path, how, random)
         ended = kind.run(output)
-        where = f"{kind.name}, {path.relative_to(output)}, {how}"
+        place = f"{kind.name}, {path.relative_to(output)}, {how}"
         named = path.name in ended.output or path.parent.name in ended.output
         problems = []
         if ended.traceback or ended.code not in (0, 1, 2):
-            problems.append(f"{where}: ended with {ended.code}: {ended.last_line}")
+            problems.append(f"{place}: ended with {ended.code}: {ended.last_line}")
         elif ended.code == 0:
-            problems += [f"{where}: {problem}" for problem in kind.problems(ended, output)]
+            problems += [f"{place}: {problem}" for problem in kind.problems(ended, output)]
         elif not named:
             problems.append(
-                f"{where}: ended with {ended.code} without naming it: {ended.last_line}"
+                f"{place}: ended with {ended.code} without naming it: {ended.last_line}"
             )
         self.endings["made again or not needed" if ended.code == 0 else "refused by name"] += 1
         clear(output)
         return problems
 
     def told(self) -> str:
-        return f"{self.attempts} damaged files ({', '.join(f'{n} {what}' for what, n in self.endings.items())})"
+        return (
+            f"{self.attempts} damaged files "
+            f"({', '.join(f'{n} {what}' for what, n in self.endings.items())})"
+        )
 
 
 def _possible(how: str, path: Path) -> bool:

@@ -20,7 +20,9 @@ class Kills:
     name = "kills"
 
     def __init__(self, kinds: Sequence[Kind], work: Path, seed: int, count: int):
-        self.kinds, self.work, self.seed = kinds, work, seed
+        self.kinds = kinds
+        self.work = work
+        self.seed = seed
         self.attempts = -(-count // IN_A_ROW)
 
     def attempt(self, number: int) -> list[str]:
@@ -40,7 +42,8 @@ class Kills:
                 clear(output)
                 output = scratch(self.work)
                 continue
-            killed, since = killed + 1, since + 1
+            killed = killed + 1
+            since = since + 1
             if ended.traceback:
                 return [f"{kind.name}: a traceback before the kill: {ended.last_line}"]
         ended = kind.run(output)

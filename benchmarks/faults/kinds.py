@@ -16,9 +16,13 @@ from benchmarks.faults.child import Ended, run
 
 KINDS = {
     "roe": "method=roe method.n=2 task=toy_choice limit=2",
-    "tuning": "method=roe method.n=2 task=toy_choice limit=2 seeds=1 tuning=tpe tuning.n_trials=2 tuning.num_samples=2",
+    "tuning": (
+        "method=roe method.n=2 task=toy_choice limit=2 seeds=1 tuning=tpe "
+        "tuning.n_trials=2 tuning.num_samples=2"
+    ),
     "c3po": "method=c3po method.steps=1 method.reference_size=16 task=toy_choice limit=2",
-    "finetune": "method=finetune-freeze method.dataset_size=8 method.validation_size=1 method.epochs=1 "
+    "finetune": "method=finetune-freeze method.dataset_size=8 method.validation_size=1 "
+    "method.epochs=1 "
     "method.max_steps=2 method.save_steps=1 method.compare_with_full=false task=toy_choice limit=2",
     "judged": "method=roe method.n=2 task=toy_safety limit=2 gen_kwargs=max_gen_toks=4",
 }
@@ -62,10 +66,10 @@ class Kind:
         """
         if ended.code != 0 or ended.traceback:
             return [f"ended with {ended.code}: {ended.last_line}"]
-        told = {name for name in self.expected if f"{name}/results.json is " in ended.output}
-        found = results_in(output) | {name: self.expected[name] for name in told}
-        if found != self.expected:
-            return [f"results differ: {difference(self.expected, found)}"]
+        named_runs = {name for name in self.expected if f"{name}/results.json is " in ended.output}
+        results = results_in(output) | {name: self.expected[name] for name in named_runs}
+        if results != self.expected:
+            return [f"results differ: {difference(self.expected, results)}"]
         stale = [path for path in output.rglob(".*") if TEMPORARY.fullmatch(path.name)]
         return [f"{path.relative_to(output)} is left" for path in stale]
 
@@ -74,11 +78,11 @@ def undisturbed(name: str, work: Path, run_here: Callable[[list[str]], int]) -> 
     """A kind, run twice: in this process, which loads what children then have, and in a child. Both
     must be equal."""
     kind = Kind(name)
-    here, kind.finished = work / f"{name}-here", work / f"{name}-finished"
-    code = run_here(kind.argv(here))
+    folder_here, kind.finished = work / f"{name}-here", work / f"{name}-finished"
+    code = run_here(kind.argv(folder_here))
     if code != 0:
-        raise SystemExit(f"{' '.join(kind.argv(here))} ended with {code}.")
-    kind.expected = results_in(here)
+        raise SystemExit(f"{' '.join(kind.argv(folder_here))} ended with {code}.")
+    kind.expected = results_in(folder_here)
     ended = kind.run(kind.finished)
     kind.seconds = ended.seconds
     if problems := kind.problems(ended, kind.finished):
@@ -92,14 +96,14 @@ def results_in(output: Path) -> dict[str, Any]:
 
     None stands for one that cannot be read.
     """
-    found = {}
+    results = {}
     for path in sorted(output.glob("runs/*/results.json")):
         try:
             content = json.loads(path.read_text().replace(str(output), "<output_dir>"))
         except (ValueError, OSError, RecursionError):
             content = None
-        found[path.parent.name] = _without_times(content)
-    return found
+        results[path.parent.name] = _without_times(content)
+    return results
 
 
 def _without_times(value: Any) -> Any:
@@ -110,15 +114,15 @@ def _without_times(value: Any) -> Any:
     return [_without_times(item) for item in value] if isinstance(value, list) else value
 
 
-def difference(expected: Any, found: Any, place: str = "") -> str:
+def difference(expected: Any, actual: Any, place: str = "") -> str:
     """The first place where two results differ."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        if missing := expected.keys() ^ found.keys():
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        if missing := expected.keys() ^ actual.keys():
             return f"{place}: only one has {', '.join(sorted(missing))[:200]}"
         for key, value in expected.items():
-            if value != found[key]:
-                return difference(value, found[key], f"{place}/{key}")
-    return f"{place}: {str(expected)[:80]} and {str(found)[:80]}"
+            if value != actual[key]:
+                return difference(value, actual[key], f"{place}/{key}")
+    return f"{place}: {str(expected)[:80]} and {str(actual)[:80]}"
 
 
 def scratch(work: Path) -> Path:

@@ -56,7 +56,9 @@ class Lines:
     name = "lines"
 
     def __init__(self, work: Path, seed: int, count: int):
-        self.work, self.seed, self.count = work, seed, count
+        self.work = work
+        self.seed = seed
+        self.count = count
         self.attempts = -(-count // IN_A_CHILD)
         self.endings: Counter[str] = Counter()
 
@@ -71,13 +73,16 @@ class Lines:
         if status:
             return [f"lines of attempt {number} ended the process with status {status}"]
         ended = json.loads(answer.read_text())
-        self.endings.update(one["ending"] for one in ended)
-        return [f"{one['line']}: {one['problem']}" for one in ended if one["problem"]]
+        self.endings.update(outcome["ending"] for outcome in ended)
+        return [
+            f"{outcome['line']}: {outcome['problem']}" for outcome in ended if outcome["problem"]
+        ]
 
     def _line(self, number: int, place: int) -> tuple[list[str], str | None]:
         """A command line, and for a misspelt key the right one."""
         random = Random(f"{self.seed} lines {number} {place}")
-        method, task = random.choice(method_names()), random.choice(TASKS)
+        method = random.choice(method_names())
+        task = random.choice(TASKS)
         argv = [f"method={method}", f"task={task}", "limit=2", "offline=true"]
         keys = _keys(method)
         # the keys of a policy are those of its function, which is not given here
@@ -93,7 +98,10 @@ class Lines:
         return argv, None
 
     def told(self) -> str:
-        return f"{self.count} command lines ({', '.join(f'{n} {what}' for what, n in self.endings.items())})"
+        return (
+            f"{self.count} command lines "
+            f"({', '.join(f'{n} {what}' for what, n in self.endings.items())})"
+        )
 
 
 def _keys(method: str) -> list[str]:
@@ -104,7 +112,9 @@ def _keys(method: str) -> list[str]:
     ]
     groups: dict[str, Any] = GROUP_CONFIGS | {"method": get_method(method).Config}
     nested = [
-        f"{group}.{one.name}" for group, cls in groups.items() for one in dataclasses.fields(cls)
+        f"{group}.{key_field.name}"
+        for group, cls in groups.items()
+        for key_field in dataclasses.fields(cls)
     ]
     return top + [key for key in nested if not key.endswith(".name")]
 
@@ -136,7 +146,7 @@ def _try(argv: list[str], key: str | None, output: Path) -> dict[str, str | None
             ending = "accepted"
         except BaseException as error:
             ending = repr(error)[:200]
-    said = printed.getvalue()
+    printed_text = printed.getvalue()
     line = " ".join(argv)
     return {
         "line": line if len(line) < 300 else f"{line[:150]}...{line[-20:]}",
@@ -145,20 +155,20 @@ def _try(argv: list[str], key: str | None, output: Path) -> dict[str, str | None
         else "refused"
         if ending == "2"
         else f"ended with {ending}",
-        "problem": _problem(ending, said, key),
+        "problem": _problem(ending, printed_text, key),
     }
 
 
-def _problem(ending: str, said: str, key: str | None) -> str | None:
-    last = (said.strip().splitlines() or ["nothing was printed"])[-1][:200]
-    if "Traceback (most recent call last)" in said:
+def _problem(ending: str, output: str, key: str | None) -> str | None:
+    last = (output.strip().splitlines() or ["nothing was printed"])[-1][:200]
+    if "Traceback (most recent call last)" in output:
         return f"a traceback: {last}"
     if ending not in ("accepted", "0", "2"):
         return f"ended with {ending}: {last}"
-    if key is not None and (ending != "2" or "Did you mean" not in said):
+    if key is not None and (ending != "2" or "Did you mean" not in output):
         return f"a misspelt {key} ended with {ending} without a suggestion: {last}"
-    if ending == "2" and len(said) > 6000:
-        return f"refused with {len(said)} characters"
+    if ending == "2" and len(output) > 6000:
+        return f"refused with {len(output)} characters"
     return None
 
 

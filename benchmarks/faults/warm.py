@@ -27,13 +27,13 @@ def warm() -> Iterator[None]:
     models: dict[str, Any] = {}
 
     def composed(argv: list[str]) -> Any:
-        known = tuple(each for each in argv if not each.startswith(OUTPUT))
-        output = [each.removeprefix(OUTPUT) for each in argv if each.startswith(OUTPUT)]
-        if len(output) != 1 or len(known) == len(argv):
+        known_overrides = tuple(override for override in argv if not override.startswith(OUTPUT))
+        output = [override.removeprefix(OUTPUT) for override in argv if override.startswith(OUTPUT)]
+        if len(output) != 1 or len(known_overrides) == len(argv):
             return compose(argv)
-        if known not in cells:
-            cells[known] = compose(argv)
-        return [_with_output(cell, output[0]) for cell in cells[known]]
+        if known_overrides not in cells:
+            cells[known_overrides] = compose(argv)
+        return [_with_output(cell, output[0]) for cell in cells[known_overrides]]
 
     def loaded(model: Any, **options: Any) -> Any:
         if model.path is not None:
@@ -54,6 +54,7 @@ def warm() -> Iterator[None]:
 
 def _with_output(cell: Any, output: str) -> Any:
     overrides = [
-        f"{OUTPUT}{output}" if each.startswith(OUTPUT) else each for each in cell.overrides
+        f"{OUTPUT}{output}" if override.startswith(OUTPUT) else override
+        for override in cell.overrides
     ]
     return replace(cell, values=cell.values | {"output_dir": output}, overrides=overrides)

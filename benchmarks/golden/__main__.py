@@ -1,10 +1,13 @@
 """Show that a refactoring changed nothing: some 55 commands, recorded before and after it, and
 compared.
 
-    python -m benchmarks.golden record FOLDER                       # 7 minutes with one process; started in the root of a checkout
-    python -m benchmarks.golden record FOLDER --only 'roe*'         # the commands with such names, into the same folder
-    python -m benchmarks.golden compare BEFORE AFTER                # what differs, by command; exit code 0 where nothing does
+    python -m benchmarks.golden record FOLDER                       # 7 minutes with one process
+    python -m benchmarks.golden record FOLDER --only 'roe*'         # the commands with such names
+    python -m benchmarks.golden compare BEFORE AFTER                # what differs, by command
     python -m benchmarks.golden compare BEFORE AFTER --rtol 1e-9    # recordings of two machines
+
+`record` runs in the root of a checkout; several of them may write to one folder. `compare` exits
+with 0 if nothing differs.
 
 The commands are in commands.py. What differs between any two recordings of the same commit, such as
 times and the process id, is not compared: varying.py lists it. Numbers must be equal to the last

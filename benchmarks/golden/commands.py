@@ -25,7 +25,10 @@ class Command:
 
 
 C3PO = "method.reference_size=40 method.steps=3"
-FINE_TUNING = "method=finetune-freeze method.dataset_size=16 method.validation_size=4 method.epochs=1 method.max_steps=3"
+FINE_TUNING = (
+    "method=finetune-freeze method.dataset_size=16 method.validation_size=4 "
+    "method.epochs=1 method.max_steps=3"
+)
 PRETRAINING = (
     "method=pretrain method.dataset_size=40 method.steps=4 method.hidden_size=16 method.heads=2 "
     "method.layers=2 method.active_size=16 method.sequence_length=32 method.validation_rows=2"
@@ -33,7 +36,8 @@ PRETRAINING = (
 PERPLEXITY = "task=toy_text limit=3"
 CHOICE = "task=toy_choice limit=6"
 MATH = "task=toy_math limit=4"
-MATH_AND_TEXT = "task=toy_math,toy_text limit=4"  # the same answers may hide other logits; a perplexity hides none
+MATH_AND_TEXT = "task=toy_math,toy_text limit=4"
+"""Equal answers may hide different logits; a perplexity hides none."""
 GRID = "-m method=base,roe,top-k task=toy_choice,toy_text limit=6 seeds=3"
 ROE = f"method=roe method.n=4 method.temperature=5 {MATH}"  # so much noise that answers change
 NOISY = "method=roe method.n=3 model=tiny-noisy"

@@ -80,7 +80,8 @@ def compare_command(before: Path, after: Path, rtol: float) -> list[Difference]:
     for folder in (before, after):
         if not (folder / "command.json").is_file():
             return [Difference("command", [f"{folder.parent} has no such command."])]
-    old, new = Recording(before), Recording(after)
+    old = Recording(before)
+    new = Recording(after)
 
     differences = []
     if old.line != new.line:
@@ -144,7 +145,7 @@ def value_difference(path: str, old: Recording, new: Recording, rtol: float) -> 
     return cut(lines, SHOWN_OF_FILE)
 
 
-def cut(lines: list[str], most: int) -> list[str]:
-    if len(lines) <= most:
+def cut(lines: list[str], line_count: int) -> list[str]:
+    if len(lines) <= line_count:
         return lines
-    return [*lines[:most], f"… and {len(lines) - most} lines more"]
+    return [*lines[:line_count], f"… and {len(lines) - line_count} lines more"]

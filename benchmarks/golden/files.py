@@ -79,15 +79,15 @@ class Recording:
         """The value under the key `parent`, with null for what varies: that its key is there is
         compared."""
         if isinstance(value, dict):
-            kept: dict[str, Any] = {}
+            kept_content: dict[str, Any] = {}
             for key, item in value.items():
                 if key.rpartition("/")[2] in SOMETIMES:
                     continue
                 if varies(key, parent):
-                    kept[key] = None
+                    kept_content[key] = None
                 else:
-                    kept[key] = self._without_varying(item, key)
-            return kept
+                    kept_content[key] = self._without_varying(item, key)
+            return kept_content
         if isinstance(value, list):
             return [self._without_varying(item, parent) for item in value]
         if isinstance(value, str):

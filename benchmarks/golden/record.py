@@ -1,7 +1,7 @@
 """Run the commands of the checkout in whose root this is started, and keep what they print and
 leave.
 
-FOLDER/<command>/command.json         command line, exit code, seconds, and the places that its texts may name
+FOLDER/<command>/command.json         command line, exit code, seconds, places in its texts
 FOLDER/<command>/stdout.txt, stderr.txt
 FOLDER/<command>/files/               its working folder, with inputs/ and outputs/
 """
@@ -53,13 +53,13 @@ def record(folder: Path, pattern: str) -> None:
 
 def chosen(pattern: str) -> list[str]:
     """The names that match, after the commands that they follow, in the order of the table."""
-    wanted = set(fnmatch.filter(COMMANDS, pattern))
-    if not wanted:
+    wanted_names = set(fnmatch.filter(COMMANDS, pattern))
+    if not wanted_names:
         raise SystemExit(
             f"--only {pattern}: no command has such a name. They are: {', '.join(COMMANDS)}."
         )
-    wanted |= {COMMANDS[name].after for name in wanted}
-    return [name for name in COMMANDS if name in wanted]
+    wanted_names |= {COMMANDS[name].after for name in wanted_names}
+    return [name for name in COMMANDS if name in wanted_names]
 
 
 def clean_environment(home: Path) -> dict[str, str]:

@@ -29,7 +29,9 @@ KEYS = {
 `toy` in a `cost`. Their values are not compared, but that they are there is."""
 
 SOMETIMES = {
-    "peak_working_bytes": "memory of the process, which a line of responses.jsonl lacks where it is 0"
+    "peak_working_bytes": (
+        "memory of the process, which a line of responses.jsonl lacks where it is 0"
+    )
 }
 """Keys of which not even their presence is compared, with the reason."""
 

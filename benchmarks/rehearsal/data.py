@@ -20,7 +20,8 @@ PAGE = 1500
 SUBJECTS = ("abstract_algebra", "anatomy", "virology")
 """The subjects of MMLU that are asked."""
 Row = dict[str, Any]
-TRAINED, ALL = ("train", "validation"), ("train", "validation", "test")
+TRAINED = ("train", "validation")
+ALL = ("train", "validation", "test")
 
 
 def _question(i: int) -> str:
@@ -86,7 +87,7 @@ MADE: dict[str, tuple[tuple[str, ...], Callable[[int], Row]]] = {
             "ctx_a": f"Eve has {i} cups.",
             "ctx_b": "she",
             "ctx": f"Eve has {i} cups. she",
-            "endings": [f"gets {one} more." for one in _four(i)],
+            "endings": [f"gets {number} more." for number in _four(i)],
             "source_id": "x",
             "split": "val",
             "split_type": "indomain",
@@ -271,8 +272,8 @@ def rows(folder: str, split: str, data_dir: Path | None) -> list[Row]:
     file = data_dir / folder / f"{split}.jsonl" if data_dir is not None else Path("-")
     if file.is_file():
         with file.open(encoding="utf-8") as lines:
-            found = [json.loads(line) for line, _ in zip(lines, range(ROWS), strict=False)]
-        return [row | ({"page": row["page"][:PAGE]} if "page" in row else {}) for row in found]
+            rows_read = [json.loads(line) for line, _ in zip(lines, range(ROWS), strict=False)]
+        return [row | ({"page": row["page"][:PAGE]} if "page" in row else {}) for row in rows_read]
     splits, make = MADE[folder]
     first = 1000 * splits.index(split)
     return [make(first + number) for number in range(ROWS)]
@@ -284,8 +285,8 @@ def write_data_set(id: str, folder: Path, data_dir: Path | None) -> None:
     if id == "GAIR/lima":
         return write_jsonl(folder / "train.jsonl", rows("lima", "train", data_dir))
     if id == KNOWREF:
-        found = rows("knowref", "test", data_dir)
-        return write_jsonl(folder / "test.json", map(_knowref, found))
+        data_rows = rows("knowref", "test", data_dir)
+        return write_jsonl(folder / "test.json", map(_knowref, data_rows))
     if id == "HuggingFaceTB/math_tasks":
         for name in ("addsub", "singleeq"):
             made = [
@@ -303,8 +304,8 @@ def write_data_set(id: str, folder: Path, data_dir: Path | None) -> None:
         )
         configs = {"default": halves}
     elif id == "ChilleD/SVAMP":
-        found = rows("svamp", "test", data_dir)
-        configs = {"default": _halves([_svamp(row) for row in found])}
+        data_rows = rows("svamp", "test", data_dir)
+        configs = {"default": _halves([_svamp(row) for row in data_rows])}
     elif id == "walledai/SafetyDatasets":
         configs = {
             name: {
@@ -364,7 +365,7 @@ def _write_config(folder: Path, name: str, splits: dict[str, list[Row]]) -> str:
 
 
 def _mmlu(subject: str, data_dir: Path | None) -> dict[str, list[Row]]:
-    found = {}
+    rows_by_subject = {}
     for split in ("dev", "validation", "test"):
         file = data_dir / "mmlu" / f"{split}.jsonl" if data_dir is not None else Path("-")
         made = [
@@ -374,8 +375,8 @@ def _mmlu(subject: str, data_dir: Path | None) -> dict[str, list[Row]]:
         if file.is_file():
             with file.open(encoding="utf-8") as lines:
                 made = [row for row in map(json.loads, lines) if row["subject"] == subject][:ROWS]
-        found[split] = made
-    return found
+        rows_by_subject[split] = made
+    return rows_by_subject
 
 
 def _bigbench_names() -> list[str]:
@@ -383,7 +384,8 @@ def _bigbench_names() -> list[str]:
     import yaml
 
     spec = find_spec("lm_eval")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     files = (Path(spec.origin).parent / "tasks" / "bigbench" / "multiple_choice").glob("*.yaml")
     return sorted(
         yaml.safe_load(file.read_text(encoding="utf-8"))["dataset_name"] for file in files

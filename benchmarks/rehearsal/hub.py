@@ -32,7 +32,8 @@ def stage(folder: Path, ids: Iterable[str], data_dir: Path | None) -> Iterator[N
     Repositories are written to `folder` once. Call this before the libraries of Hugging Face are
     imported: they read the hub's address when they are imported.
     """
-    hub, moderation = Hub(), ModerationServer()
+    hub = Hub()
+    moderation = ModerationServer()
     with hub.serving(), moderation.serving():
         os.environ |= {
             "HF_ENDPOINT": hub.url,

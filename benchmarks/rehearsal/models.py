@@ -21,16 +21,20 @@ from tests.support.deepseek.checkpoint import write_checkpoint
 from tests.support.hub.published import GPT_OSS_TEMPLATE, GPT_OSS_TOKENS, PUBLISHED
 from tests.support.models import build
 
-HIDDEN, HEADS, WIDTH, EXPERT_WIDTH = 64, 4, 64, 32
+HIDDEN = 64
+HEADS = 4
+WIDTH = 64
+EXPERT_WIDTH = 32
 VOCABULARY = 4000
-GUARD, REWARD = "meta-llama/Llama-Guard-3-8B", "safepaca/absolute-harmfulness-predictor-redteam"
+GUARD = "meta-llama/Llama-Guard-3-8B"
+REWARD = "safepaca/absolute-harmfulness-predictor-redteam"
 
 BIN_ONLY = (REWARD, "deepseek-ai/deepseek-llm-7b-base")
 """Repositories without safetensors."""
 
 
 def _dense(
-    model_type: str, layers: int, positions: int, groups: int = 1, **more: Any
+    model_type: str, layers: int, positions: int, groups: int = 1, **settings: Any
 ) -> dict[str, Any]:
     """A dense model; `groups`: query heads that share a key head."""
     sizes = {
@@ -38,7 +42,7 @@ def _dense(
         "max_position_embeddings": positions,
         "num_attention_heads": HEADS,
     }
-    return {"model_type": model_type, **sizes, "num_key_value_heads": HEADS // groups, **more}
+    return {"model_type": model_type, **sizes, "num_key_value_heads": HEADS // groups, **settings}
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -128,7 +132,13 @@ SPECIAL: dict[str, Special] = {
         ("<|im_start|>",),
         _IM,
     ),
-    "ibm-granite/granite-3.1-1b-a400m-instruct": ("<|end_of_text|>",) * 3 + ((), _TURNS),  # type: ignore[dict-item]
+    "ibm-granite/granite-3.1-1b-a400m-instruct": (
+        "<|end_of_text|>",
+        "<|end_of_text|>",
+        "<|end_of_text|>",
+        (),
+        _TURNS,
+    ),
     GUARD: (
         "<|begin_of_text|>",
         "<|eot_id|>",
@@ -202,11 +212,13 @@ def _write_safetensors(id: str, folder: Path, vocabulary: Path) -> None:
 def _tokenizer(id: str, vocabulary: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    start, end, padding, others, template = SPECIAL.get(id, _OLMOE if "OLMoE" in id else _OTHERS)
+    start, end, padding, other_tokens, template = SPECIAL.get(
+        id, _OLMOE if "OLMoE" in id else _OTHERS
+    )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(vocabulary), bos_token=start, eos_token=end, pad_token=padding
     )
-    tokenizer.add_special_tokens({"extra_special_tokens": list(others)})
+    tokenizer.add_special_tokens({"extra_special_tokens": list(other_tokens)})
     if id == GUARD:
         tokenizer.add_tokens(["unsafe", "safe"])
     tokenizer.chat_template = template
@@ -238,13 +250,13 @@ def _small(published: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     model_type = published["model_type"]
     if model_type in ("olmoe", "mixtral", "gpt_oss", "jetmoe", "granitemoe"):
         widths["intermediate_size"] = EXPERT_WIDTH  # of an expert
-    own = {"vocab_size", "hidden_size", "intermediate_size"}
-    kept = (
-        own
+    own_keys = {"vocab_size", "hidden_size", "intermediate_size"}
+    kept_keys = (
+        own_keys
         | published.keys()
         | ({"num_attention_heads", *widths} if model_type == "qwen2_moe" else set())
     )
-    config = published | {key: value for key, value in widths.items() if key in kept}
+    config = published | {key: value for key, value in widths.items() if key in kept_keys}
     return config | ({"dtype": config.pop("torch_dtype")} if "torch_dtype" in config else {})
 
 
@@ -302,13 +314,13 @@ def _write_encoder(folder: Path, tokenizer: Any) -> None:
     from sentence_transformers.models import Pooling, Transformer
     from transformers import BertConfig, BertModel
 
-    own = folder.with_name(f"{folder.name}-encoder")
+    encoder_folder = folder.with_name(f"{folder.name}-encoder")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     torch.manual_seed(0)
     sizes = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "intermediate_size": WIDTH}
     BertModel(BertConfig(vocab_size=len(tokenizer), num_hidden_layers=2, **sizes)).save_pretrained(
-        own
+        encoder_folder
     )
-    tokenizer.save_pretrained(own)
-    encoder = Transformer(str(own), max_seq_length=256)
+    tokenizer.save_pretrained(encoder_folder)
+    encoder = Transformer(str(encoder_folder), max_seq_length=256)
     SentenceTransformer(modules=[encoder, Pooling(HIDDEN)]).save(str(folder))

@@ -73,11 +73,13 @@ def watched() -> Iterator[Pathways]:
     optimize = PathwayEngine.optimize
     prepare = NeighbourLoss.__init__
 
-    def optimized(engine: Any, texts: Any, suffixes: Sequence[PromptSuffix], *rest: Any) -> Any:
+    def optimized(
+        engine: Any, texts: Any, suffixes: Sequence[PromptSuffix], *arguments: Any
+    ) -> Any:
         pathways.questions.extend(suffixes)
-        return optimize(engine, texts, suffixes, *rest)
+        return optimize(engine, texts, suffixes, *arguments)
 
-    def prepared(loss: Any, replay: Any, neighbours: Any, weight_Nk: Any, *rest: Any) -> None:
+    def prepared(loss: Any, replay: Any, neighbours: Any, weight_Nk: Any, *arguments: Any) -> None:
         for row in neighbours:
             for suffix in row:
                 if suffix is not None:
@@ -85,7 +87,7 @@ def watched() -> Iterator[Pathways]:
         for n, j in weight_Nk.nonzero().tolist():
             if neighbours[n][j]:
                 pathways.paired.append(neighbours[n][j])
-        prepare(loss, replay, neighbours, weight_Nk, *rest)
+        prepare(loss, replay, neighbours, weight_Nk, *arguments)
 
     with (
         patch.object(PathwayEngine, "optimize", optimized),
@@ -105,7 +107,7 @@ def pathway_tokens(run: Any, pathways: Pathways, workload: Workload) -> int:
 
     file = run.folder / FILE
     settings = run.method.config
-    generated = any(asked.generated for _, asked in workload.asked)
+    generated = any(request.generated for _, request in workload.asked)
     if pathways.questions:
         tokens = pathways.tokens(settings, named_tokens(settings.tokens), scored=not generated)
         file.write_text(json.dumps(tokens), encoding="utf-8")
@@ -127,11 +129,11 @@ def demonstrated_tokens(run: Any) -> int:
     from moe_lab.tasks.requests import build_requests
 
     config = run.config
-    asked = Asked()
-    shown: dict[str, str] = {}
+    asked_texts = Asked()
+    shown_texts: dict[str, str] = {}
     for line in (run.folder / DEMONSTRATIONS).read_text(encoding="utf-8").splitlines():
         demonstrated = json.loads(line)
-        shown[demonstrated["prompt"]] = demonstrated["asked"]
+        shown_texts[demonstrated["prompt"]] = demonstrated["asked"]
     framing = Framing(lambda: prompt_tokenizer(config), config.apply_chat_template)
     design = load_config(config.model, offline=config.offline)
     encoder = encoder_of(design, framing.tokenizer, config.max_length, config.model.add_bos_token)
@@ -139,5 +141,7 @@ def demonstrated_tokens(run: Any) -> int:
         for instances in build_requests(config, task, framing, samples=run.samples[name]):
             for instance in instances:
                 prompt, continuation = instance.args
-                asked.read(encoder, instance.request_type, (shown[prompt], continuation))
-    return planned_tokens(asked, Ensemble())
+                asked_texts.read(
+                    encoder, instance.request_type, (shown_texts[prompt], continuation)
+                )
+    return planned_tokens(asked_texts, Ensemble())

@@ -1,6 +1,7 @@
 """C3PO on a model of one's own answers what the command answers.
 
-Broken by: references, settings or embeddings that differ from the command's; gradients that `generate` disables.
+Broken by: references, settings or embeddings that differ from the command's;
+gradients that `generate` disables.
 """
 
 import copy
@@ -161,12 +162,12 @@ def test_answers_are_those_of_the_command(command):
 
 def shuffled(model: Any) -> Any:
     """A copy with the same weights in another order."""
-    other = copy.deepcopy(model)
+    shuffled_model = copy.deepcopy(model)
     with torch.no_grad():
-        for weight in other.parameters():
+        for weight in shuffled_model.parameters():
             generator = torch.Generator().manual_seed(0)
             weight.copy_(weight[torch.randperm(len(weight), generator=generator)])
-    return other
+    return shuffled_model
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,5 +1,5 @@
-"""Breaks if an object that was made of a model gives wrong numbers after the model has changed, or a copy of a model is
-not the plain model.
+"""Breaks if an object that was made of a model gives wrong numbers after the model has changed,
+or a copy of a model is not the plain model.
 """
 
 import copy
@@ -97,7 +97,9 @@ def test_flags_in_config_json_change_no_score_of_the_command(
         )
         ended = run_command(capsys, *line.split(), f"output_dir={tmp_path}/{model.name}")
         assert ended.code == 0, ended.err
-        [results] = [json.loads((each / "results.json").read_text()) for each in ended.folders]
+        [results] = [
+            json.loads((run_folder / "results.json").read_text()) for run_folder in ended.folders
+        ]
         scores.append(results["results"])
     assert scores[0] == scores[1]
 
@@ -179,17 +181,18 @@ def test_a_copy_inside_a_context_is_the_plain_model(family, copied):
         changed = logits(model)
         recorded = len(routes.positions)
         if copied == "deepcopy":
-            other = copy.deepcopy(model)
+            copied_model = copy.deepcopy(model)
         elif copied == "pickle":
-            other = pickle.loads(pickle.dumps(model))
+            copied_model = pickle.loads(pickle.dumps(model))
         else:
             file = io.BytesIO()
             torch.save(model, file)
             file.seek(0)
-            other = torch.load(file, weights_only=False)
-        assert torch.equal(logits(other), plain) and not torch.equal(changed, plain)
+            copied_model = torch.load(file, weights_only=False)
+        assert torch.equal(logits(copied_model), plain)
+        assert not torch.equal(changed, plain)
         assert len(routes.positions) == recorded
-    assert torch.equal(logits(other), plain)
+    assert torch.equal(logits(copied_model), plain)
 
 
 # Compiled models, and assistants

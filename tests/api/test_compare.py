@@ -1,5 +1,5 @@
-"""Breaks if mode=compare reports other numbers than scipy on lm-eval's own logs, or compares what cannot be compared, or if
-`moe_lab.compare` has other numbers than the file.
+"""Breaks if mode=compare reports other numbers than scipy on lm-eval's own logs, or compares what
+cannot be compared, or if `moe_lab.compare` has other numbers than the file.
 """
 
 import json
@@ -17,7 +17,8 @@ from tests.support.lm_eval_logs import samples_of, write_log
 PACKAGE = Path(moe_lab.__file__).parent
 EMBEDDED = PACKAGE / "models" / "tiny"
 LIMIT = 30
-MINE, THEIRS = samples_of(acc=[0.0, 0.0, 0.0, 1.0]), samples_of(acc=[1.0, 1.0, 0.0, 0.0])
+MINE = samples_of(acc=[0.0, 0.0, 0.0, 1.0])
+THEIRS = samples_of(acc=[1.0, 1.0, 0.0, 0.0])
 LONGER = samples_of(acc=[1.0] * 6)
 
 
@@ -32,19 +33,27 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_same_command_writes_the_same_file_and_the_function_has_its_rows(logs, capsys):
     ended = [run_command(capsys, "mode=compare", "a=mine", "b=theirs") for _ in range(2)]
-    assert ended[0] == ended[1] and ended[0].code == 0
+    assert ended[0] == ended[1]
+    assert ended[0].code == 0
     path = ended[0].out.splitlines()[-1]
     [file] = (logs / "outputs" / "comparisons").glob("model-model-*/comparison.json")
     assert (logs / path).samefile(file)
     [row] = json.loads(file.read_text())["scores"]
     assert row["changed"] == {"to_right": [0, 1], "to_wrong": [3]}
-    found = moe_lab.compare(logs / "mine", str(logs / "theirs"), logs / "same", output_dir=logs)
-    frame, rows = found.frame(), json.loads(found.file.read_text())["scores"]
-    assert list(frame["run"]) == ["b1", "b2"] == [row["run"] for row in rows] and len(found) == 2
+    comparison = moe_lab.compare(
+        logs / "mine", str(logs / "theirs"), logs / "same", output_dir=logs
+    )
+    frame = comparison.frame()
+    rows = json.loads(comparison.file.read_text())["scores"]
+    assert list(frame["run"]) == ["b1", "b2"] == [row["run"] for row in rows]
+    assert len(comparison) == 2
     assert list(frame["p_holm"]) == [row["p_holm"] for row in rows]
-    assert list(frame["to_right"]) == [2, 0] and list(frame["difference"]) == [0.25, 0.0]
-    assert "b1: " in repr(found) and "p (Holm)" in found._repr_html_()
-    assert found.page.suffix == ".html" and found.page.exists()
+    assert list(frame["to_right"]) == [2, 0]
+    assert list(frame["difference"]) == [0.25, 0.0]
+    assert "b1: " in repr(comparison)
+    assert "p (Holm)" in comparison._repr_html_()
+    assert comparison.page.suffix == ".html"
+    assert comparison.page.exists()
     write_log(logs / "others", {"u": THEIRS})
     with pytest.raises(ConfigError, match="no task in common"):
         moe_lab.compare(logs / "mine", logs / "others", output_dir=logs)
@@ -86,7 +95,7 @@ def test_wrong_requests(logs, capsys, argv, message):
     assert not (logs / "outputs").exists()
 
 
-def evaluate(folder: Path, model: Path, tasks: list[str], **more: Any) -> None:
+def evaluate(folder: Path, model: Path, tasks: list[str], **options: Any) -> None:
     """What `lm_eval --model hf --log_samples --output_path <folder>` does."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
@@ -102,19 +111,24 @@ def evaluate(folder: Path, model: Path, tasks: list[str], **more: Any) -> None:
         "limit": LIMIT,
         "bootstrap_iters": 0,
     }
-    results = simple_evaluate(**of_model, **logged, tasks=tasks, task_manager=manager, **more)
+    results = simple_evaluate(**of_model, **logged, tasks=tasks, task_manager=manager, **options)
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:
         tracker.save_results_samples(task_name=task, samples=samples[task])
 
 
+def choice_samples(folder: Path) -> list[dict[str, Any]]:
+    [file] = folder.glob("*/samples_toy_choice_*")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 @pytest.mark.slow
 def test_lm_evals_own_logs(tiny_olmoe_dir, tmp_path, capsys):
-    """The embedded model beside a random one; the counts are taken by a plain loop over the logs."""
-    both = ["toy_choice", "toy_text"]
-    evaluate(tmp_path / "a", EMBEDDED, both)
-    evaluate(tmp_path / "b", tiny_olmoe_dir, both)
+    """The embedded model next to a random one; a plain loop over the logs counts."""
+    task_names = ["toy_choice", "toy_text"]
+    evaluate(tmp_path / "a", EMBEDDED, task_names)
+    evaluate(tmp_path / "b", tiny_olmoe_dir, task_names)
     evaluate(tmp_path / "shots", tiny_olmoe_dir, ["toy_choice"], num_fewshot=2)
     ended = run_command(
         capsys, "mode=compare", f"a={tmp_path}/a", f"b={tmp_path}/b", f"output_dir={tmp_path}"
@@ -126,12 +140,12 @@ def test_lm_evals_own_logs(tiny_olmoe_dir, tmp_path, capsys):
     assert {metric for task, metric in rows if task == "toy_text"} == metrics
 
     right = wrong = 0
-    files = [next((tmp_path / one).glob("*/samples_toy_choice_*")) for one in "ab"]
-    logs = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    for mine, theirs in zip(*logs, strict=True):
-        assert mine["doc_id"] == theirs["doc_id"]
-        right += mine["acc"] < theirs["acc"]
-        wrong += mine["acc"] > theirs["acc"]
+    samples_a = choice_samples(tmp_path / "a")
+    samples_b = choice_samples(tmp_path / "b")
+    for sample_a, sample_b in zip(samples_a, samples_b, strict=True):
+        assert sample_a["doc_id"] == sample_b["doc_id"]
+        right += sample_a["acc"] < sample_b["acc"]
+        wrong += sample_a["acc"] > sample_b["acc"]
     row = rows["toy_choice", "acc,none"]
     assert right + wrong > 0
     assert (row["to_right"], row["to_wrong"], row["examples"]) == (right, wrong, LIMIT)
@@ -149,7 +163,8 @@ def test_names_cannot_steer_the_terminal_or_begin_a_line(logs, capsys):
     model = "x\x1b[2J\nError: all is lost\u202e"
     write_log(logs / "odd", {"t": MINE}, model_name=model, config={"model_args": {"a\x07": model}})
     ended = run_command(capsys, "mode=compare", "a=mine", "b=odd")
-    assert ended.code == 0 and r"x\x1b[2J\nError: all is lost\u202e" in ended.out
+    assert ended.code == 0
+    assert r"x\x1b[2J\nError: all is lost\u202e" in ended.out
     assert not any(line.startswith("Error") for line in (ended.out + ended.err).splitlines())
     assert not set("\x1b\x07\u202e") & set(ended.out + ended.err)
 
@@ -171,8 +186,8 @@ def _wrong_type(folder: Path) -> Path:
 def test_a_damaged_log_is_one_message_that_names_it(logs, capsys, damage, place):
     """Broken by a traceback, a hang, and a document that counts twice."""
     file = damage(logs / "theirs")
-    other = {"a": "b", "b": "a"}[place]
-    ended = run_command(capsys, "mode=compare", f"{place}=theirs", f"{other}=mine")
-    assert ended.code == 2 and file.name in ended.err and len(ended.err.splitlines()) <= 3, (
-        ended.err
-    )
+    other_places = {"a": "b", "b": "a"}[place]
+    ended = run_command(capsys, "mode=compare", f"{place}=theirs", f"{other_places}=mine")
+    assert ended.code == 2, ended.err
+    assert file.name in ended.err, ended.err
+    assert len(ended.err.splitlines()) <= 3, ended.err

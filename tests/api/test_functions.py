@@ -1,6 +1,7 @@
-"""Breaks if a policy changes nothing or a wrong one is accepted, if what is frozen is trained, if expert metrics differ from a
-loop over texts, if `tiny` has another dtype or number, shares a model, or shows a progress bar in a notebook, or if lm-eval
-evaluates a model under a method otherwise than the command does.
+"""Breaks if a policy changes nothing or a wrong one is accepted, if what is frozen is trained,
+if expert metrics differ from a loop over texts, if `tiny` has another dtype or number, shares
+a model, or shows a progress bar in a notebook, or if lm-eval evaluates a model under a method
+otherwise than the command does.
 """
 
 import math
@@ -53,7 +54,7 @@ def second_best_by_loop(router, args, output):
 def test_without_the_best_expert(olmoe):
     """Equal to a model whose router never chooses them, in a loop over tokens."""
     with override(olmoe, second_best) as routers:
-        found = olmoe(IDS).logits
+        logits = olmoe(IDS).logits
     assert len(routers) == 4
 
     handles = [router.module.register_forward_hook(second_best_by_loop) for router in routers]
@@ -61,7 +62,7 @@ def test_without_the_best_expert(olmoe):
     for handle in handles:
         handle.remove()
 
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(logits, expected, atol=1e-5)
     assert not torch.allclose(olmoe(IDS).logits, expected, atol=1e-2)
 
 

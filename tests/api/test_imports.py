@@ -50,15 +50,21 @@ COMMANDS = {
     "mode=plan limit=2": "transformers.modeling_utils torch._dynamo",
     "mode=compare a=mine b=theirs": "torch transformers datasets",
 }
-"""What commands do not import. transformers' modeling code takes longer to import than all that a plan computes."""
+"""Modules that commands do not import.
+
+transformers' modeling code takes longer to import than a plan takes to compute.
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("typed", COMMANDS)
-def test_a_command_imports_what_it_needs(typed, tmp_path):
+@pytest.mark.parametrize("command_line", COMMANDS)
+def test_a_command_imports_what_it_needs(command_line, tmp_path):
     for name, right in (("mine", [0.0, 1.0]), ("theirs", [1.0, 1.0])):
         write_log(tmp_path / name, {"t": samples_of(acc=right)})
-    code = f"import sys; from moe_lab.cli.main import main; code = main({typed.split()}); print(*sys.modules); sys.exit(code)"
+    code = (
+        f"import sys; from moe_lab.cli.main import main; code = main({command_line.split()}); "
+        "print(*sys.modules); sys.exit(code)"
+    )
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert not set(COMMANDS[typed].split()) & set(ended.stdout.splitlines()[-1].split())
+    assert not set(COMMANDS[command_line].split()) & set(ended.stdout.splitlines()[-1].split())

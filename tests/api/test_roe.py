@@ -1,7 +1,7 @@
 """RoE on a model of one's own is RoE as the paper defines it.
 
-Broken by: a wrong key of the noise, padding that is read, a form of texts or token ids that is refused, a model that is read
-wrongly or changed, a seed that stays after its call.
+Broken by: a wrong key of the noise, padding that is read, a form of texts or token ids
+that is refused, a model that is read wrongly or changed, a seed that stays after its call.
 """
 
 import json
@@ -217,8 +217,8 @@ def test_one_text_and_several(roe):
     text = roe.generate("hello", max_new_tokens=2)
     assert isinstance(text, str)
     assert roe.generate(["hello"], max_new_tokens=2) == [text]
-    several = roe.generate("hello", max_new_tokens=2, do_sample=True, num_return_sequences=3)
-    assert len(several) == 3
+    texts = roe.generate("hello", max_new_tokens=2, do_sample=True, num_return_sequences=3)
+    assert len(texts) == 3
 
 
 def test_one_score_and_several(roe):

@@ -1,7 +1,7 @@
 """RoE generates on a model of one's own as transformers does.
 
-Broken by: padding that is read, an argument of `model.generate`, a stop string or a streamer that is dropped in silence, a
-prompt that begins with two beginning tokens.
+Broken by: padding that is read, an argument of `model.generate`, a stop string or a streamer
+that is dropped in silence, a prompt that begins with two beginning tokens.
 """
 
 from functools import partial
@@ -45,10 +45,10 @@ def roe(model, tokenizer):
 )
 def test_a_batch_is_generated_as_its_prompts_alone(roe, options):
     together = roe.generate(PROMPTS, max_new_tokens=6, **options)
-    alone = []
+    prompts_alone = []
     for prompt in PROMPTS:
-        alone += roe.generate([prompt], max_new_tokens=6, **options)
-    assert together == alone
+        prompts_alone += roe.generate([prompt], max_new_tokens=6, **options)
+    assert together == prompts_alone
     assert len(together) == 3 * options.get("num_return_sequences", 1)
 
 
@@ -98,7 +98,7 @@ def test_a_stop_string_ends_a_text(roe, model, tokenizer):
 
 
 class Limits(StoppingCriteria):
-    """Ends each sequence of a batch after a number of new tokens of its own, and keeps what it gets."""
+    """Ends each sequence of a batch after its own number of new tokens, and keeps its inputs."""
 
     def __init__(self, limits: list[int], start: int):
         self.limits = torch.tensor(limits)
@@ -117,8 +117,8 @@ class Limits(StoppingCriteria):
 class Steps(StoppingCriteria):
     """Ends the whole batch after some calls."""
 
-    def __init__(self, most: int):
-        self.most = most
+    def __init__(self, longest: int):
+        self.most = longest
         self.calls = 0
 
     def __call__(self, input_ids, scores, **options):

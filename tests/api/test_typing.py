@@ -54,5 +54,6 @@ def test_a_type_checker_knows_the_public_names(tmp_path: Path, monkeypatch):
     assert api.run([*common, str(tmp_path / "correct.py")])[2] == 0, api.run(
         [str(tmp_path / "correct.py")]
     )[0]
-    said = api.run([*common, str(tmp_path / "wrong.py")])[0]
-    assert 'has no attribute "tinny"' in said and 'incompatible type "int"' in said
+    output = api.run([*common, str(tmp_path / "wrong.py")])[0]
+    assert 'has no attribute "tinny"' in output
+    assert 'incompatible type "int"' in output

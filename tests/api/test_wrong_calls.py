@@ -23,7 +23,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def hooks_of(m):
-    return [list(each._forward_hooks) + list(each._forward_pre_hooks) for each in m.modules()]
+    return [list(module._forward_hooks) + list(module._forward_pre_hooks) for module in m.modules()]
 
 
 def roe(m, t, **keys):

@@ -1,4 +1,7 @@
-"""The attack runs, sees what is wrong, and finds nothing wrong. Broken by: a check that no violation fails."""
+"""The attack runs, sees what is wrong, and finds nothing wrong.
+
+Broken by: a check that no violation fails.
+"""
 
 import json
 from pathlib import Path

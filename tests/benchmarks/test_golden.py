@@ -1,4 +1,7 @@
-"""The comparison of golden runs. Broken by: a difference that is not seen, and times that count as one."""
+"""The comparison of golden runs.
+
+Broken by: a difference that is not seen, and times that count as one.
+"""
 
 import json
 from pathlib import Path
@@ -114,7 +117,8 @@ def test_a_changed_id_is_named_once(tmp_path, capsys):
     recorded(tmp_path / "after", run=RUN.replace("0123abcd", "4567cdef"))
     code, printed, row = compared(tmp_path, capsys)
     assert (code, row) == (1, differing("ids", "texts"))
-    assert "- tiny-roe-toy_math-0123abcd" in printed and "+ tiny-roe-toy_math-4567cdef" in printed
+    assert "- tiny-roe-toy_math-0123abcd" in printed
+    assert "+ tiny-roe-toy_math-4567cdef" in printed
 
 
 def test_a_changed_text_is_shown(tmp_path, capsys):
@@ -123,10 +127,8 @@ def test_a_changed_text_is_shown(tmp_path, capsys):
     changed(place / "stdout.txt", "PARTIAL", "PART")
     code, printed, row = compared(tmp_path, capsys)
     assert (code, row) == (1, differing("texts"))
-    assert (
-        "-roe  0.1000  <duration>  PARTIAL" in printed
-        and "+roe  0.1000  <duration>  PART" in printed
-    )
+    assert "-roe  0.1000  <duration>  PARTIAL" in printed
+    assert "+roe  0.1000  <duration>  PART" in printed
 
 
 def test_inputs_are_not_compared(tmp_path, capsys):
@@ -161,7 +163,8 @@ def test_a_command_of_one_recording_is_named(tmp_path, capsys):
     recorded(tmp_path / "after", name="c3po")
     code, printed, row = compared(tmp_path, capsys)
     assert (code, row) == (1, differing())
-    assert "== c3po" in printed and f"{tmp_path / 'before'} has no such command." in printed
+    assert "== c3po" in printed
+    assert f"{tmp_path / 'before'} has no such command." in printed
     assert compare(tmp_path / "before", tmp_path / "after", "roe*") == 0
 
 

@@ -1,5 +1,7 @@
-"""The rehearsal of paper scale. Broken by a subset that leaves an option out, a cell that is cut too little or repeated, and a
-plan of another number of tokens than a run reads.
+"""The rehearsal of paper scale.
+
+Broken by a subset that leaves an option out, a cell that is cut too little or repeated, and a plan
+of another number of tokens than a run reads.
 """
 
 import json

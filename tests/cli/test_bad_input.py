@@ -1,6 +1,7 @@
 """Every wrong request ends with exit code 2, a few lines that name what to do, and no traceback.
 
-Broken by: an error of Hydra, OmegaConf or ours that is not mapped, and a key that slips in with a prefix.
+Broken by: an error of Hydra, OmegaConf or ours that is not mapped, and a key
+that slips in with a prefix.
 """
 
 import subprocess
@@ -151,7 +152,9 @@ def test_a_wrong_yaml_of_ones_own_is_named(line, says, capsys, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text(f"# mine\nname: mine\n{line}\n")
     ended = run_command(capsys, "--config-dir", str(tmp_path), "model=mine", "mode=plan")
-    assert ended.code == 2 and says in ended.err and "Traceback" not in ended.err
+    assert ended.code == 2
+    assert says in ended.err
+    assert "Traceback" not in ended.err
 
 
 MANDATORY = [
@@ -174,22 +177,23 @@ def test_a_mandatory_value_of_an_option_must_be_given(
     (tmp_path / group).mkdir()
     (tmp_path / group / f"{name}.yaml").write_text(f"# mine\n{text}\n")
     argv = ["--config-dir", str(tmp_path), f"{group}={name}", f"output_dir={tmp_path}"]
-    for more in ([], ["limit=4"]):  # as a whole, and option by option
-        ended = run_command(capsys, *argv, *more)
-        assert (
-            ended.code == 2
-            and f"{key} must be given: {key}=<value>" in ended.err
-            and not ran.executed
-        )
+    for options in ([], ["limit=4"]):  # as a whole, and option by option
+        ended = run_command(capsys, *argv, *options)
+        assert ended.code == 2
+        assert f"{key} must be given: {key}=<value>" in ended.err
+        assert not ran.executed
     values = run_command(capsys, *argv, f"{key}=3", "--cfg", "job")
-    assert values.code == 0 and "must_be_given" not in values.out
+    assert values.code == 0
+    assert "must_be_given" not in values.out
 
 
 def test_a_model_without_a_path_is_an_embedded_one(capsys, monkeypatch, tmp_path):
     ran = install(monkeypatch, FakeRuns())
     monkeypatch.chdir(tmp_path)
     ended = run_command(capsys, "model=tiny", "model.name=later")
-    assert ended.code == 2 and "model.path must be given" in ended.err and not ran.executed
+    assert ended.code == 2
+    assert "model.path must be given" in ended.err
+    assert not ran.executed
     for name in EMBEDDED_MODELS:
         assert (EMBEDDED / name / "config.json").is_file()
         assert run_command(capsys, f"model={name}", "method=base").code == 0
@@ -216,12 +220,15 @@ def test_a_yaml_that_is_not_utf_8_is_refused_by_name(case, capsys, tmp_path):
     file = tmp_path / "own" / name
     file.parent.mkdir(parents=True)
     file.write_bytes("# mine\ntask: mine\n# Grüße\nname: tiny\n".encode("latin-1"))
-    typed = [argument.format(folder=tmp_path / "own") for argument in argv]
+    arguments = [argument.format(folder=tmp_path / "own") for argument in argv]
     ended = run_command(
-        capsys, "--config-dir", str(tmp_path / "own"), *typed, f"output_dir={tmp_path}"
+        capsys, "--config-dir", str(tmp_path / "own"), *arguments, f"output_dir={tmp_path}"
     )
-    assert ended.code == 2 and name in ended.err and "Traceback" not in ended.err
-    assert "utf-8" in ended.err.lower() and len(ended.err.splitlines()) <= 3
+    assert ended.code == 2
+    assert name in ended.err
+    assert "Traceback" not in ended.err
+    assert "utf-8" in ended.err.lower()
+    assert len(ended.err.splitlines()) <= 3
     if name.startswith("model"):
         assert "line 3 is not UTF-8" in ended.err
 
@@ -233,9 +240,14 @@ SEEDS = [field.name for field in fields(Config) if field.name.endswith("seed")]
 @pytest.mark.parametrize("key", SEEDS)
 def test_a_seed_is_what_numpy_and_transformers_take(key, value, capsys, monkeypatch, tmp_path):
     ran = install(monkeypatch, FakeRuns())
-    for more in (["method=roe"], ["mode=plan"], ["method=finetune-freeze", "method.dataset=toy"]):
-        ended = run_command(capsys, f"{key}={value}", f"output_dir={tmp_path}", *more)
-        assert ended.code == 2 and not ran.executed
+    for options in (
+        ["method=roe"],
+        ["mode=plan"],
+        ["method=finetune-freeze", "method.dataset=toy"],
+    ):
+        ended = run_command(capsys, f"{key}={value}", f"output_dir={tmp_path}", *options)
+        assert ended.code == 2
+        assert not ran.executed
         assert (
             f"{key}={value}: must be a number that is at least 0 and at most 4,294,967,295"
             in ended.err
@@ -246,9 +258,11 @@ def test_the_largest_seed_is_one_and_the_last_of_several_is_below_it(capsys, mon
     ran = install(monkeypatch, FakeRuns())
     monkeypatch.chdir(tmp_path)
     largest = [f"{key}={2**32 - 1}" for key in SEEDS]
-    assert run_command(capsys, "method=roe", *largest).code == 0 and ran.executed
+    assert run_command(capsys, "method=roe", *largest).code == 0
+    assert ran.executed
     ended = run_command(capsys, "method=roe", *largest, "seeds=2")
-    assert ended.code == 2 and "seed=4294967295: 2 runs end with seed 4294967296" in ended.err
+    assert ended.code == 2
+    assert "seed=4294967295: 2 runs end with seed 4294967296" in ended.err
     numpy.random.seed(2**32 - 1)
     set_seed(2**32 - 1)
     with pytest.raises(ValueError, match="Seed must be between 0 and"):

@@ -1,7 +1,7 @@
 """The command: help, flags that only print, grids, exit codes.
 
-Broken by: an option that --help forgets, a help of another file's YAML, a key that help does not name, a folder left behind, a
-run before all are checked, a wrong exit code.
+Broken by: an option that --help forgets, a help of another file's YAML, a key that help does
+not name, a folder left behind, a run before all are checked, a wrong exit code.
 """
 
 import io
@@ -42,7 +42,8 @@ def test_the_help_of_groups_lists_every_option_and_experiment(capsys):
         options = option_files(group, [resource_folder("conf")])
         width = max(len(name) for name in options)
         for name, file in options.items():
-            assert ended.code == 0 and f"  {name:<{width}}  {about(file)}\n" in ended.out
+            assert ended.code == 0
+            assert f"  {name:<{width}}  {about(file)}\n" in ended.out
     papers = ("  c3po/", "  moe_bench/", "  roe/", "  routing/")
     lines = run_command(capsys, "--help", "experiment=").out.splitlines()
     listed = [line.split()[0] for line in lines if line.startswith(papers)]
@@ -50,17 +51,19 @@ def test_the_help_of_groups_lists_every_option_and_experiment(capsys):
     for line in lines:
         if line.startswith(papers):
             start = 2 + longest + 2
-            assert line[start - 2 : start] == "  " and line[start] != " ", "one column of texts"
-    assert sorted(listed) == sorted(each.name for each in find_experiments("all"))
+            assert line[start - 2 : start] == "  ", "one column of texts"
+            assert line[start] != " ", "one column of texts"
+    assert sorted(listed) == sorted(experiment.name for experiment in find_experiments("all"))
     assert listed.index("c3po/table2") < listed.index("c3po/table10")
 
 
 @pytest.mark.slow
 def test_hydra_explains_its_own_flags(tmp_path):
-    """In a process of its own: Hydra sets up logging, at which a handler of absl closes what pytest captures into."""
+    """In its own process: when Hydra configures logging, absl closes what pytest captures."""
     command = [sys.executable, "-m", "moe_lab", "--hydra-help"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert "--cfg" in ended.stdout and list(tmp_path.iterdir()) == []
+    assert "--cfg" in ended.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,9 @@ def test_hydra_explains_its_own_flags(tmp_path):
 )
 def test_what_only_prints_leaves_nothing_behind(argv, capsys, runs, tmp_path):
     ended = run_command(capsys, *argv)
-    assert ended.code == 0 and ended.out and not runs.executed
+    assert ended.code == 0
+    assert ended.out
+    assert not runs.executed
     assert argv != ["--version"] or ended.out == f"moe_lab {__version__}\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -95,7 +100,8 @@ def test_what_a_user_typed_is_printed_as_it_is(capsys, runs):
     for text in ("a[b]", "c[/d]", ":smile:", "[0.2373, 0.7627]"):
         assert text in ended.out
     ended = run_command(capsys, "mode=plan", "task=lm_eval", 'task.name="x[/y]"')
-    assert ended.code == 0 and "x[/y]" in ended.out
+    assert ended.code == 0
+    assert "x[/y]" in ended.out
 
 
 @pytest.mark.slow
@@ -112,7 +118,10 @@ def test_a_grid_keeps_each_model_together_and_ends_in_one_table(capsys, runs):
 
 @pytest.mark.slow
 def test_seeds_make_runs_only_where_there_is_randomness(capsys, runs):
-    """Broken, too, by a base run that is shown with seed=0 where seed=3 was typed, and by a seed that is not shown."""
+    """Also broken by a base run that shows seed=0 where the user typed seed=3.
+
+    Also by a seed that is not shown.
+    """
     ended = run_command(capsys, "-m", "method=base,roe", "seeds=3", "seed=5")
     assert ended.code == 0
     assert runs.executed == [
@@ -143,7 +152,8 @@ def test_what_is_wrong_with_one_cell_names_it(capsys, runs, monkeypatch):
 
     monkeypatch.setattr(moe_lab.runs.jobs, "prepare", prepare)
     ended = run_command(capsys, "-m", "method=icl,c3po", "method.reference_size=4")
-    assert ended.code == 2 and not runs.executed
+    assert ended.code == 2
+    assert not runs.executed
     assert (
         "In the cell method=c3po method.reference_size=4:\nmethod.reference_size=4 is too few"
         in ended.err
@@ -259,7 +269,8 @@ def test_a_plan_names_all_that_a_command_lacks(capsys, monkeypatch, tmp_path):
     """And not the first alone: the model, the data, the launcher's package."""
     out = f"output_dir={tmp_path}"
     ended = run_command(capsys, "mode=plan", "model=olmoe", "task=svamp", "offline=true", out)
-    assert ended.code == 2 and ended.out == ""
+    assert ended.code == 2
+    assert ended.out == ""
     for text in (
         "model allenai/OLMoE-1B-7B-0924-Instruct",
         "data set ChilleD/SVAMP",
@@ -269,8 +280,11 @@ def test_a_plan_names_all_that_a_command_lacks(capsys, monkeypatch, tmp_path):
     grid = run_command(
         capsys, "-m", "mode=plan", "task=toy_math,svamp", "limit=2", "offline=true", out
     )
-    assert grid.code == 2 and "cannot run (1)" in grid.out and "(1) Task svamp: " in grid.out
-    assert "To run: " in grid.out and "Cannot run: 1." in grid.out
+    assert grid.code == 2
+    assert "cannot run (1)" in grid.out
+    assert "(1) Task svamp: " in grid.out
+    assert "To run: " in grid.out
+    assert "Cannot run: 1." in grid.out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -282,8 +296,10 @@ def test_a_plan_sums_the_tokens_of_all_seeds_and_knows_that_rerun_computes_again
     tokens = [run.method.forward_tokens(with_answers, run.config, run.facts) for run in rows]
     assert tokens == [1090, 1390]
     runs.done.add("tiny-roe-toy_math-0")
-    both = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
-    assert "done" in both and "missing" in both and "To run: 1, about 1,000 forward tokens." in both
+    plan_of_both = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
+    assert "done" in plan_of_both
+    assert "missing" in plan_of_both
+    assert "To run: 1, about 1,000 forward tokens." in plan_of_both
     assert "To run: 0" in run_command(capsys, "mode=plan").out
     assert "To run: 1" in run_command(capsys, "mode=plan", "rerun=true").out
 
@@ -296,7 +312,8 @@ def test_grids_have_pages_of_their_own(capsys, runs, tmp_path):
     run_command(capsys, "-m", "method=base,roe")
     newest = (tmp_path / "outputs" / "report.html").read_text()
     pages = {page.name: page.read_text() for page in (tmp_path / "outputs" / "pages").iterdir()}
-    assert sorted(pages.values()) == sorted([first, newest]) and first != newest
+    assert sorted(pages.values()) == sorted([first, newest])
+    assert first != newest
     assert all(re.fullmatch(r"tiny-base(-roe)?-toy_math-[0-9a-f]{8}\.html", name) for name in pages)
     assert run_command(capsys, "-m", "method=base,roe").code == 0, "the same grid again"
     assert len(list((tmp_path / "outputs" / "pages").iterdir())) == 2
@@ -310,7 +327,7 @@ class Closed(io.StringIO):
 
 
 def test_a_closed_stdout_loses_no_page(capsys, runs, tmp_path, monkeypatch):
-    """Broken by a page that is written after the first line, which cannot be printed, or not at all."""
+    """Broken by a page that is not written because the first line cannot be printed."""
     monkeypatch.setattr(sys, "stdout", Closed())
     assert main(["-m", "method=base,roe"]) == 0
     assert (tmp_path / "outputs" / "report.html").is_file()
@@ -338,9 +355,11 @@ OPTIONS = [(group, name) for group in GROUPS for name in option_files(group, [CO
 def test_an_options_yaml_is_shown(group, name, capsys):
     ended = run_command(capsys, "--help", f"{group}={name}")
     lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    shown = "\n".join(f"  {line}".rstrip() if line else "" for line in lines)
-    assert ended.code == 0 and f"{group}={name}\n\n{shown}\n" in ended.out
-    assert ended.out.splitlines()[-1] == FOOT and "Exit codes" not in ended.out
+    yaml_lines = "\n".join(f"  {line}".rstrip() if line else "" for line in lines)
+    assert ended.code == 0
+    assert f"{group}={name}\n\n{yaml_lines}\n" in ended.out
+    assert ended.out.splitlines()[-1] == FOOT
+    assert "Exit codes" not in ended.out
 
 
 def test_several_options_are_explained_at_once_and_each_once(capsys):
@@ -350,13 +369,16 @@ def test_several_options_are_explained_at_once_and_each_once(capsys):
     heads = [line for line in out.splitlines() if re.fullmatch(r"\w+=\S+", line)]
     assert heads == ["method=roe", "method=c2r", "task=boolq"]
     out = run_command(capsys, "--help", "experiment=roe/figure3").out
-    assert "RoE, Figure 3" in out and re.search(r"scale=tiny +\d+ cells", out)
+    assert "RoE, Figure 3" in out
+    assert re.search(r"scale=tiny +\d+ cells", out)
 
 
 def test_what_names_no_option_is_the_overview(capsys):
     out = run_command(capsys, "--help", "method.n=3", "limit=5").out
     assert out == run_command(capsys, "--help").out
-    assert len(out.splitlines()) <= 40 and "--help <word>" in out and "Exit codes" not in out
+    assert len(out.splitlines()) <= 40
+    assert "--help <word>" in out
+    assert "Exit codes" not in out
     assert "task=lm_eval task.name=triviaqa" in run_command(capsys, "--help", "task=triviaqa").err
 
 
@@ -376,7 +398,8 @@ def test_what_names_no_option_is_the_overview(capsys):
 )
 def test_a_word_is_explained_whatever_it_names(word, texts, capsys):
     out = run_command(capsys, "--help", word).out
-    assert [text for text in texts if text not in out] == [] and out.splitlines()[-1] == FOOT
+    assert [text for text in texts if text not in out] == []
+    assert out.splitlines()[-1] == FOOT
     assert "task.metric" not in run_command(capsys, "--help", "tuning.metric").out, (
         "a key of the group alone"
     )
@@ -394,20 +417,26 @@ def test_a_word_is_explained_whatever_it_names(word, texts, capsys):
 )
 def test_an_unknown_name_is_refused_with_the_closest(override, closest, capsys):
     ended = run_command(capsys, "--help", "method=base", override)
-    assert ended.code == 2 and ended.out == "" and f"Did you mean {closest!r}?" in ended.err
+    assert ended.code == 2
+    assert ended.out == ""
+    assert f"Did you mean {closest!r}?" in ended.err
 
 
 def test_options_and_experiments_of_ones_own_are_explained_and_listed(capsys, tmp_path):
     """A name that the package has, too, is the package's, as it is for Hydra."""
     (tmp_path / "method").mkdir()
-    own = "# @package _global_\n# Mine\n\n# two\n# lines\nname: roe # what it is\nlist:\n  # inner\n  - 1\n- 2\nbare: x\n"
-    (tmp_path / "method" / "mine.yaml").write_text(own)
+    own_yaml = (
+        "# @package _global_\n# Mine\n\n# two\n# lines\nname: roe # what it is\nlist:\n"
+        "  # inner\n  - 1\n- 2\nbare: x\n"
+    )
+    (tmp_path / "method" / "mine.yaml").write_text(own_yaml)
     (tmp_path / "method" / "roe.yaml").write_text("# Another\nname: roe\n")
     beside = ("--config-dir", str(tmp_path), "--help")
     assert "  bare: x" in run_command(capsys, *beside, "method=mine").out
     assert "  n: 32" in run_command(capsys, *beside, "method=roe").out
     listed = run_command(capsys, *beside, "method=").out
-    assert "  mine             Mine" in listed and "Another" not in listed
+    assert "  mine             Mine" in listed
+    assert "Another" not in listed
     (tmp_path / "experiments" / "own").mkdir(parents=True)
     table = (
         "# My table\ntitle: Mine\nsource: me\nscales: {tiny: {grid: {method: [base, roe]}}}\n"
@@ -415,7 +444,8 @@ def test_options_and_experiments_of_ones_own_are_explained_and_listed(capsys, tm
     )
     (tmp_path / "experiments" / "own" / "table.yaml").write_text(table)
     listed = run_command(capsys, *beside, "experiment=").out
-    assert re.search("^  own/table +My table$", listed, re.MULTILINE) and "  roe/figure3 " in listed
+    assert re.search("^  own/table +My table$", listed, re.MULTILINE)
+    assert "  roe/figure3 " in listed
     assert "scale=tiny     2 cells" in run_command(capsys, *beside, "experiment=own/table").out
 
 
@@ -426,7 +456,8 @@ def test_names_of_folders_are_printed_without_their_control_characters(tmp_path,
     plan = run_command(
         capsys, "-m", "method=base", "task=toy_math", models, "mode=plan", f"output_dir={tmp_path}"
     )
-    assert "There is no folder" in plan.out and r"none\x1b[31m" in plan.out
+    assert "There is no folder" in plan.out
+    assert r"none\x1b[31m" in plan.out
     stored = run_command(capsys, "mode=report", f"output_dir={red}")
     assert r"red\x1b[31m" in stored.out + stored.err
     assert "\x1b" not in plan.out + plan.err + stored.out + stored.err

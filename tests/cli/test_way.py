@@ -1,5 +1,5 @@
-"""Breaks if the way from the command line to a run, or from a stored run to its row, enters other files than docs/architecture.md
-lists."""
+"""Breaks if the way from the command line to a run, or from a stored run to its row, enters other
+files than docs/architecture.md lists."""
 
 import re
 import sys
@@ -42,8 +42,9 @@ BESIDE = {
     "runs/planning/workload.py",
     *(f"config/{name}.py" for name in CONFIG),
 }
-"""The cache of tasks, edited modules of tasks, an import hook, what follows on the runs, where options of plug-ins are, how
-overrides are quoted, which keys are texts, what is printed where, which bars are hidden."""
+"""The cache of tasks, edited modules of tasks, an import hook, what follows on the runs,
+where options of plug-ins are, how overrides are quoted, which keys are texts, what is printed
+where, which bars are hidden."""
 
 
 def documented() -> set[str]:
@@ -76,7 +77,8 @@ def test_ten_files_lead_to_a_run(capsys, monkeypatch, tmp_path):
         ended = run_command(capsys, "mode=plan", "method=roe", "model=tiny", "task=toy_math")
     finally:
         sys.setprofile(None)
-    assert ended.code == 0 and runs.prepared
+    assert ended.code == 0
+    assert runs.prepared
     assert len(documented()) <= 10
     assert entered - BESIDE == documented() - {"runs/prepare.py"}, "prepare is a stand-in here"
 
@@ -92,13 +94,14 @@ def test_fourteen_files_lead_to_the_first_noise(capsys, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(noise, "_noise_at", stop)
-    typed = "method=roe model=tiny task=toy_math limit=1 baseline=false".split()
-    run_command(capsys, *typed, f"output_dir={tmp_path}")
+    overrides = "method=roe model=tiny task=toy_math limit=1 baseline=false".split()
+    run_command(capsys, *overrides, f"output_dir={tmp_path}")
     files = list(dict.fromkeys(file.removeprefix(PACKAGE) for file in stack))
     text = DOCUMENT.read_text(encoding="utf-8")
     way = text[text.index("## The way to the first noise") :].partition("\n## ")[0]
     on_the_way = [file for file in files if file not in BESIDE]
-    assert on_the_way == re.findall(r"`(\w[\w/]+\.py)`", way) and len(on_the_way) <= 14
+    assert on_the_way == re.findall(r"`(\w[\w/]+\.py)`", way)
+    assert len(on_the_way) <= 14
 
 
 def test_four_files_lead_from_a_stored_run_to_its_row(monkeypatch):

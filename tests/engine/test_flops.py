@@ -7,7 +7,12 @@ import moe_lab.models.experts  # noqa: F401 - registers weights_first
 from moe_lab.engine.flops import FlopCount
 from tests.support.models import make_model
 
-V, D, F, LAYERS, E, K = 64, 32, 24, 3, 8, 2
+V = 64
+D = 32
+F = 24
+LAYERS = 3
+E = 8
+K = 2
 
 
 @pytest.fixture
@@ -19,7 +24,10 @@ def model():
 
 
 def by_hand(T: int, B: int = 1) -> int:
-    """B sequences of T tokens: projections, attention to all T slots, router, experts (three products), head."""
+    """B sequences of T tokens: projections, attention to all T slots, router, experts, head.
+
+    An expert has three products.
+    """
     attention = 4 * 2 * T * D * D + 2 * 2 * T * T * D
     experts = 2 * T * D * E + T * K * 3 * 2 * D * F
     return B * (LAYERS * (attention + experts) + 2 * T * D * V)
@@ -45,7 +53,10 @@ def test_weights_first_counts_the_row_that_it_adds(model):
 
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm", "weights_first"])
 def test_a_backward_pass_to_the_embeddings_alone(model, experts):
-    """As many products again, no weight's gradient; attention's backward has five products where forward has two."""
+    """As many products again, without the gradients of weights.
+
+    The backward pass of attention has five products where the forward pass has two.
+    """
     T = 50
     model.set_experts_implementation(experts)
     model.set_attn_implementation("sdpa")

@@ -32,7 +32,8 @@ def test_stop_strings_and_end_tokens(olmoe, tokenizer):
     free = answers_of(olmoe, prompts, Budget(4000), 12)
     stop = tokenizer.decode(free[0][3:5])
     stopped = answers_of(olmoe, prompts, Budget(4000), 12, stop=[stop], tokenizer=tokenizer)
-    assert stop in tokenizer.decode(stopped[0]) and len(stopped[0]) <= 5
+    assert stop in tokenizer.decode(stopped[0])
+    assert len(stopped[0]) <= 5
     for tokens, unstopped in zip(stopped, free, strict=True):
         assert tokens == unstopped[: len(tokens)]
     config = generation_config(olmoe, {"eos_token_id": free[0][0]})
@@ -58,11 +59,11 @@ def test_nan_is_an_error_not_an_answer():
 def noted_batches(monkeypatch) -> list[int]:
     """The sizes of the batches that are generated from now on."""
     sizes: list[int] = []
-    kept = generating._Batch.__init__
+    init = generating._Batch.__init__
 
     def noted(self, forward, states, prefill):
         sizes.append(len(states))
-        kept(self, forward, states, prefill)
+        init(self, forward, states, prefill)
 
     monkeypatch.setattr(generating._Batch, "__init__", noted)
     return sizes
@@ -85,13 +86,15 @@ def test_sequences_generate_together_as_far_as_memory_reaches(olmoe, monkeypatch
 def test_prompts_with_other_beginnings_generate_together(olmoe, monkeypatch, sequences, sizes):
     """Groups of 1, 2, 2 and 3 prompts, the longest in the second: each beginning is read once."""
     numbers = random.Random(8)
-    shared = [[numbers.randrange(3, 90) for _ in range(length)] for length in (0, 40, 26, 25)]
-    endings = [(1, [24]), (2, [3, 9]), (2, [2, 1]), (3, [4, 7, 6])]
-    prompts = [
-        [*beginning, *(numbers.randrange(3, 90) for _ in range(length))]
-        for beginning, (_, lengths) in zip(shared, endings, strict=True)
-        for length in lengths
-    ]
+
+    def random_tokens(length: int) -> list[int]:
+        return [numbers.randrange(3, 90) for _ in range(length)]
+
+    shared = [random_tokens(length) for length in (0, 40, 26, 25)]
+    prompts = []
+    for beginning, lengths in zip(shared, ([24], [3, 9], [2, 1], [4, 7, 6]), strict=True):
+        for length in lengths:
+            prompts.append(beginning + random_tokens(length))
     numbers.shuffle(prompts)
     batches = noted_batches(monkeypatch)
     engine = engine_of(olmoe, None, Budget(60, sequences))
@@ -99,7 +102,7 @@ def test_prompts_with_other_beginnings_generate_together(olmoe, monkeypatch, seq
     sampler = Sampler(olmoe, generation_config(olmoe, {}), 0)
     engine.generate(states, Decoding(sampler, lambda state: False, 5), lambda state: None)
     assert batches == sizes
-    expected = [greedy_by_transformers(olmoe, each, 5) for each in prompts]
+    expected = [greedy_by_transformers(olmoe, prompt, 5) for prompt in prompts]
     assert [state.generated for state in states] == expected
     assert engine.tokens_in == sum(map(len, prompts)) - 40 - 26 - 2 * 25 + 8 * 4
 
@@ -143,9 +146,11 @@ def test_steps_keep_one_beginning_in_memory(olmoe, monkeypatch):
 def test_the_slots_of_a_sequence_are_those_that_its_cache_takes(
     olmoe, monkeypatch, cache, n, prompt, new
 ):
-    """n=8 with caches of their own and a prompt of 420 takes 3,106 slots for 16 new tokens; 548 were planned.
+    """n=8 with caches of their own and a prompt of 420 takes 3,106 slots for 16
+    new tokens; 548 were planned.
 
-    cache=none has no room for tokens to come: its last pass reads all but the last new token."""
+    cache=none has no room for tokens to come: its last pass reads all but the last new token.
+    """
     ensemble = Ensemble(n, GumbelTopK([0.0, 0.5, 0.5, 0.5], seed=0), first_noisy=1, cache=cache)
     seen: list[int] = []
     read = prefill.Prefill.__call__
@@ -157,13 +162,16 @@ def test_the_slots_of_a_sequence_are_those_that_its_cache_takes(
 
     monkeypatch.setattr(prefill.Prefill, "__call__", noting_bytes)
     answers_of(olmoe, [[7] * prompt], Budget(4000), new, ensemble if n > 1 else Ensemble())
-    kept = new - 1 if n > 1 and cache == "none" else new
-    planned = EnsembleForward(olmoe, ensemble).slots(prompt, kept) * token_bytes(olmoe)
+    kept_tokens = new - 1 if n > 1 and cache == "none" else new
+    planned = EnsembleForward(olmoe, ensemble).slots(prompt, kept_tokens) * token_bytes(olmoe)
     assert max(seen) == planned
 
 
 def test_a_device_map_has_the_room_of_its_fullest_device(olmoe, monkeypatch):
-    """Two of four layers are on a device with 10 free bytes: 20 for keys and values of all layers."""
+    """Two of four layers are on a device with 10 free bytes.
+
+    Keys and values of all layers have 20 bytes.
+    """
     free = {"cpu": 1000, "meta": 10}
     monkeypatch.setattr(pass_size, "free_memory", lambda device: free[device.type])
     assert pass_size.cache_memory(olmoe) == 1000

@@ -1,10 +1,12 @@
-"""`EngineLM` answers what lm-eval's own `hf` model answers; the keys of its noise; inputs that are too long.
+"""`EngineLM` answers what lm-eval's own `hf` model answers; the keys of its noise;
+inputs that are too long.
 
-Broken by: a second answer to a prompt that is given the noise of the first, a seed that sampling does not read, or a
-truncated input without a warning.
+Broken by: a second answer to a prompt that is given the noise of the first, a seed that sampling
+does not read, or a truncated input without a warning.
 
-The answer in a reply with reasoning. Broken by: reasoning that is taken as the answer, a stop word that ends the
-reasoning, special tokens or another message in the answer, lm-eval's own code for models without a KV cache.
+The answer in a reply with reasoning. Broken by: reasoning that is taken as the answer,
+a stop word that ends the reasoning, special tokens or another message in the answer, lm-eval's own
+code for models without a KV cache.
 """
 
 import copy
@@ -44,13 +46,14 @@ def requests_of(kind, arguments):
 
 
 def pairs(rng):
-    """Questions with four choices each, an empty context, a trailing blank, and a context that is too long."""
-    found = []
+    """Questions with four choices each: an empty context, one with a trailing
+    blank, one that is too long."""
+    requests = []
     for _ in range(5):
         context = text(rng, rng.randrange(1, 20))
-        found += [(context, " " + text(rng, rng.randrange(1, 4))) for _ in range(4)]
+        requests += [(context, " " + text(rng, rng.randrange(1, 4))) for _ in range(4)]
     return [
-        *found,
+        *requests,
         ("", text(rng, 3)),
         ("ends in a blank ", "word"),
         (text(rng, 200), text(rng, 3)),
@@ -60,29 +63,31 @@ def pairs(rng):
 @pytest.mark.parametrize(
     ("family", "batch_size"),
     [("olmoe", 3)]
-    + [pytest.param("olmoe", other, marks=pytest.mark.slow) for other in ("auto", "auto:4", 1)]
+    + [pytest.param("olmoe", size, marks=pytest.mark.slow) for size in ("auto", "auto:4", 1)]
     + [pytest.param(family, "auto", marks=pytest.mark.slow) for family in ("mixtral", "qwen2_moe")],
 )
 def test_answers_are_those_of_hf(family, tokenizer, batch_size):
-    moe_model, rng = make_model(family), random.Random(0)
+    moe_model = make_model(family)
+    rng = random.Random(0)
     hf = HFLM(pretrained=moe_model, tokenizer=tokenizer, batch_size=3)
     ours = EngineLM(moe_model, tokenizer, batch_size=batch_size)
     scored = requests_of("loglikelihood", pairs(rng))
     expected = hf.loglikelihood(scored, disable_tqdm=True)
-    for found, (value, greedy) in zip(ours.loglikelihood(scored), expected, strict=True):
-        assert found == (pytest.approx(value, abs=1e-4), greedy)
+    for our_answer, (value, greedy) in zip(ours.loglikelihood(scored), expected, strict=True):
+        assert our_answer == (pytest.approx(value, abs=1e-4), greedy)
     rolled = requests_of("loglikelihood_rolling", [(text(rng, n),) for n in (1, 30, 300)])
-    expected, found = (
-        answers_of_lm_eval("loglikelihood_rolling", lm.loglikelihood_rolling(rolled))
-        for lm in (hf, ours)
-    )
-    assert found == pytest.approx(expected, rel=1e-6, abs=1e-4)
-    options = [{"until": ["e", " a"], "max_gen_toks": 12}, {"until": ["zz"], "max_gen_toks": 9}]
-    asked = [
-        (("say " * 8 if i % 2 else "") + text(rng, rng.randrange(1, 30)), options[i % 3 == 0])
-        for i in range(8)
-    ]
-    generated = requests_of("generate_until", asked)
+    kind = "loglikelihood_rolling"
+    rolling_of_hf = answers_of_lm_eval(kind, hf.loglikelihood_rolling(rolled))
+    our_rolling = answers_of_lm_eval(kind, ours.loglikelihood_rolling(rolled))
+    assert our_rolling == pytest.approx(rolling_of_hf, rel=1e-6, abs=1e-4)
+    requests = []
+    for i in range(8):
+        beginning = "say " * 8 if i % 2 else ""
+        options = {"until": ["e", " a"], "max_gen_toks": 12}
+        if i % 3 == 0:
+            options = {"until": ["zz"], "max_gen_toks": 9}
+        requests.append((beginning + text(rng, rng.randrange(1, 30)), options))
+    generated = requests_of("generate_until", requests)
     assert ours.generate_until(generated) == hf.generate_until(generated, disable_tqdm=True)
 
 
@@ -94,12 +99,15 @@ def test_answers_come_one_by_one_and_are_counted(olmoe, tokenizer):
         [Request(("ab", "cd")), Request(("ab", "ce")), Request(("ab", "cd"))],
         seen.__setitem__,
     )
-    assert sorted(seen) == [0, 1, 2] and seen[0] == seen[2] != seen[1]
-    assert lm.cost["tokens_in"] == 3 and lm.cost["tokens_out"] == 0
+    assert sorted(seen) == [0, 1, 2]
+    assert seen[0] == seen[2] != seen[1]
+    assert lm.cost["tokens_in"] == 3
+    assert lm.cost["tokens_out"] == 0
     lm.answer(
         "generate_until", [Request(("abc", {"max_gen_toks": 5, "until": []}))], seen.__setitem__
     )
-    assert lm.cost["tokens_out"] == 5 and lm.cost["tokens_in"] == 3 + 3 + 4
+    assert lm.cost["tokens_out"] == 5
+    assert lm.cost["tokens_in"] == 3 + 3 + 4
 
 
 def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
@@ -113,7 +121,8 @@ def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
 
 @pytest.mark.parametrize("add_bos_token", [None, True, False])
 def test_texts_that_are_tokenized_together_have_the_same_tokens(olmoe, add_bos_token, monkeypatch):
-    """Also a context that ends in spaces or is empty, one that two requests share, and a text with the first token.
+    """Also a context that ends in spaces or is empty, one that two requests share,
+    and a text with the first token.
 
     The tokenizer puts that token before each text unless it is told not to.
     """
@@ -188,34 +197,38 @@ OPTIONS = {"do_sample": True, "top_k": 0}
 @pytest.mark.parametrize("seed", [0, 5])
 def test_a_sample_is_the_best_token_behind_the_seeds_noise(olmoe, seed):
     steps = 6
-    [found] = answers_of(olmoe, [PROMPT], Budget(4000), steps, options=OPTIONS, seed=seed)
+    [sampled_text] = answers_of(olmoe, [PROMPT], Budget(4000), steps, options=OPTIONS, seed=seed)
     ids = list(PROMPT)
-    for token in found:
+    for token in sampled_text:
         with torch.no_grad():
             log_probs_V = olmoe(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
         noise_V = gumbel(seed, document_key(PROMPT), 0, -1, -1, [len(ids) - 1], len(log_probs_V))[0]
         assert token == int((log_probs_V + noise_V).argmax())
         ids.append(token)
-    assert len(found) == steps
+    assert len(sampled_text) == steps
 
 
 def test_the_lm_samples_with_its_seed_and_at_the_temperature(olmoe, tokenizer):
     sampled = {"do_sample": True, "max_gen_toks": 12, "until": []}
-    hot, cold, greedy = ({"temperature": 1.5}, {"temperature": 1e-4}, {"do_sample": False})
-    found = []
+    hot = {"temperature": 1.5}
+    cold = {"temperature": 1e-4}
+    greedy = {"do_sample": False}
+    answers = []
     for seed, options in enumerate((hot, hot, cold, greedy)):
         lm = EngineLM(olmoe, tokenizer, seed=seed, progress=False)
-        found += answered(lm, "generate_until", [("abc", sampled | options)])
-    assert found[0] != found[1] and found[2] == found[3]
+        answers += answered(lm, "generate_until", [("abc", sampled | options)])
+    assert answers[0] != answers[1]
+    assert answers[2] == answers[3]
 
 
-SHORT, LONG = ("a", " b"), ("a" * 600, " b")
+SHORT = ("a", " b")
+LONG = ("a" * 600, " b")
 
 
 def warnings_of(caplog, lm, kind, requests):
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="moe_lab"):
-        lm.answer(kind, [Request(each) for each in requests], lambda index, answer: None)
+        lm.answer(kind, [Request(arguments) for arguments in requests], lambda index, answer: None)
     return [record.getMessage() for record in caplog.records if record.name == "moe_lab"]
 
 
@@ -224,8 +237,8 @@ def test_requests_that_lose_their_beginning_are_counted(olmoe, tokenizer, caplog
     model = olmoe if own_code else small_model("qwen3_next")
     lm = EngineLM(model, tokenizer, max_length=100, progress=False)
     assert (lm.engine is not None) == own_code
-    (found,) = warnings_of(caplog, lm, "loglikelihood", [SHORT, LONG, LONG])
-    assert found.startswith(
+    (warning,) = warnings_of(caplog, lm, "loglikelihood", [SHORT, LONG, LONG])
+    assert warning.startswith(
         "2 of 3 requests are longer than the model's input of 100 tokens (max_length)"
     )
     exact = ("a" * 99, " b")  # the last token is not read
@@ -234,18 +247,25 @@ def test_requests_that_lose_their_beginning_are_counted(olmoe, tokenizer, caplog
     assert lm.cost["cut_prompts"] == 2
     options = {"until": [], "max_gen_toks": 2}
     if own_code:
-        (found,) = warnings_of(
+        (warning,) = warnings_of(
             caplog, lm, "generate_until", [("a" * 98, options), ("a" * 99, options)]
         )
-        assert found.startswith("1 of 2 requests")
+        assert warning.startswith("1 of 2 requests")
 
 
 @pytest.mark.slow
 def test_a_run_warns_once_and_notes_it_in_its_log(tmp_path, capsys, tiny_olmoe_dir):
     ended = run_command(
-        capsys, "method=roe", "method.n=2", f"model.path={tiny_olmoe_dir}", "task=toy_choice", "limit=3", "max_length=20",
-        "baseline=false", f"output_dir={tmp_path}",
-    )  # fmt: skip
+        capsys,
+        "method=roe",
+        "method.n=2",
+        f"model.path={tiny_olmoe_dir}",
+        "task=toy_choice",
+        "limit=3",
+        "max_length=20",
+        "baseline=false",
+        f"output_dir={tmp_path}",
+    )
     assert ended.code == 0, ended.err
     warning = "requests are longer than the model's input of 20 tokens (max_length)"
     assert ended.err.count(warning) == 1

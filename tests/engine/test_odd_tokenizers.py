@@ -1,5 +1,7 @@
-"""Tokenizers that add tokens to a text, or lack some. Broken by: numbers other than those of lm-eval's `hf`, a note that is
-not made, a traceback in place of answers that end at the length.
+"""Tokenizers that add tokens to a text, or lack some.
+
+Broken by: numbers other than those of lm-eval's `hf`, a note that is not made, a traceback in place
+of answers that end at the length.
 """
 
 import pytest
@@ -15,7 +17,8 @@ from moe_lab.models.lm_eval_internals import answers_of_lm_eval, instance_of
 from tests.support.command import run_command
 from tests.support.models import make_model, make_tokenizer, save_model, small_model
 
-END, BEGIN = 256, 257
+END = 256
+BEGIN = 257
 NOTES = {"eos_added", "bos_scored", "no_end_token"}
 FAMILIES = pytest.mark.parametrize("family", ["olmoe", "qwen3_next"], ids=["engine", "hf"])
 
@@ -38,13 +41,13 @@ def without(**roles: str):
 
 
 def answers(lm, kind: str, *requests: tuple) -> list:
-    found = {}
-    lm.answer(kind, [Request(each) for each in requests], found.__setitem__)
-    return [found[number] for number in range(len(requests))]
+    answers_by_index = {}
+    lm.answer(kind, [Request(arguments) for arguments in requests], answers_by_index.__setitem__)
+    return [answers_by_index[number] for number in range(len(requests))]
 
 
 def instances(kind: str, *requests: tuple) -> list[Instance]:
-    return [instance_of(kind, each) for each in requests]
+    return [instance_of(kind, arguments) for arguments in requests]
 
 
 def notes(lm) -> dict[str, int]:
@@ -66,14 +69,17 @@ TEXTS = [("Ann lives in Rome.",), ("Bob",)]
     ],
 )
 def test_numbers_are_lm_evals_and_what_a_tokenizer_adds_is_counted(form, scored, rolled, family):
-    model, tokenizer = small_model(family), adding(form)
-    lm, reference = (
-        EngineLM(model, tokenizer, progress=False),
-        HFLM(pretrained=model, tokenizer=tokenizer),
+    model = small_model(family)
+    tokenizer = adding(form)
+    lm = EngineLM(model, tokenizer, progress=False)
+    reference = HFLM(pretrained=model, tokenizer=tokenizer)
+    expected_answers = reference.loglikelihood(
+        instances("loglikelihood", *PAIRS), disable_tqdm=True
     )
-    theirs = reference.loglikelihood(instances("loglikelihood", *PAIRS), disable_tqdm=True)
-    for (own, _), (expected, _) in zip(answers(lm, "loglikelihood", *PAIRS), theirs, strict=True):
-        assert own == pytest.approx(expected, abs=1e-4)
+    for (value, _), (expected, _) in zip(
+        answers(lm, "loglikelihood", *PAIRS), expected_answers, strict=True
+    ):
+        assert value == pytest.approx(expected, abs=1e-4)
     assert notes(lm) == scored
     rolled_texts = reference.loglikelihood_rolling(
         instances("loglikelihood_rolling", *TEXTS), disable_tqdm=True
@@ -105,7 +111,8 @@ def test_without_an_end_token_answers_go_to_the_length(roles, family, monkeypatc
     lm = EngineLM(model, without(**roles), progress=False)
     options = {"until": [], "max_gen_toks": 5, "do_sample": False}
     answers(lm, "generate_until", ("Who lives in Rome?", options), ("And in Oslo?", options))
-    assert lm.cost["tokens_out"] == 10 and notes(lm) == {"no_end_token": 2}
+    assert lm.cost["tokens_out"] == 10
+    assert notes(lm) == {"no_end_token": 2}
 
 
 @FAMILIES
@@ -120,9 +127,15 @@ def test_an_end_token_of_the_model_ends_answers_and_needs_no_note(family, monkey
 @FAMILIES
 def test_without_any_such_token_contexts_are_scored_and_texts_without_one_are_refused(family):
     model = small_model(family)
-    lm, with_end = (EngineLM(model, own, progress=False) for own in (without(), make_tokenizer()))
-    own, expected = (answers(each, "loglikelihood", *PAIRS) for each in (lm, with_end))
-    assert [value for value, _ in own] == pytest.approx([value for value, _ in expected], abs=1e-5)
+    lm, with_end = (
+        EngineLM(model, scores, progress=False) for scores in (without(), make_tokenizer())
+    )
+    scores, expected = (
+        answers(language_model, "loglikelihood", *PAIRS) for language_model in (lm, with_end)
+    )
+    assert [value for value, _ in scores] == pytest.approx(
+        [value for value, _ in expected], abs=1e-5
+    )
     with pytest.raises(ConfigError, match="neither a beginning nor an end token"):
         answers(lm, "loglikelihood_rolling", *TEXTS)
 
@@ -141,4 +154,5 @@ def test_the_command_shows_the_notes(tmp_path, capsys):
         ("endless", "toy_math", "no-end-token"),
     ):
         ended = run_command(capsys, *keys, f"task={task}", f"model.path={tmp_path / name}")
-        assert ended.code == 0 and f"{note}: " in ended.out, ended.out + ended.err
+        assert ended.code == 0, ended.out + ended.err
+        assert f"{note}: " in ended.out, ended.out + ended.err

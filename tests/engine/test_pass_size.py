@@ -1,7 +1,9 @@
-"""Passes that do not fit are halved, with the same answers; sizes follow from the free memory and the model's shape.
+"""Passes that do not fit are halved, with the same answers; sizes follow from the free
+memory and the model's shape.
 
-Broken by a request that is answered twice or not at all after a halving, by a message for each pass, by an error that is
-no lack of memory and is taken for one, by passes of noisy samples that batch_size=1 does not shrink.
+Broken by a request that is answered twice or not at all after a halving, by a message for each
+pass, by an error that is no lack of memory and is taken for one, by passes of noisy samples
+that batch_size=1 does not shrink.
 """
 
 import logging
@@ -142,8 +144,8 @@ def test_batch_size_1_shrinks_noisy_passes():
 
 @pytest.mark.parametrize("family", ["olmoe", "qwen2_moe"])
 def test_the_footprint_of_a_token(family):
-    """Against hand-counted bounds: the chosen experts' inputs and outputs are alive at once, and not those of all
-    experts; the keys and values are those of the cache."""
+    """Against hand-counted bounds: the chosen experts' inputs and outputs are alive at once,
+    and not those of all experts; the keys and values are those of the cache."""
     model = make_model(family)
     footprint = footprint_of(model)
     assert footprint.slot == token_bytes(model)
@@ -167,7 +169,10 @@ def test_a_family_whose_code_reads_values_is_metered_by_its_own_weights():
 
 
 def test_the_planned_device_has_room_for_a_pass_and_for_what_is_held():
-    """After 20,000 slots the keys and values of a sequence take more than the pass, and rows of logits as well."""
+    """After 20,000 slots, keys and values of a sequence take more memory than the pass.
+
+    So do rows of logits.
+    """
     model = meta_model(make_model("olmoe").config, torch.float32)
     weights = weight_bytes(model)
     pass_bytes = int(2048 * footprint_of(model).token / 0.2)

@@ -1,7 +1,7 @@
 """Planned tokens are those that the engine counts.
 
-Broken by a cache, a prefill, a shared beginning, a branch of the answers, a repeat, a window or an early end that the plan
-does not know.
+Broken by a cache, a prefill, a shared beginning, a branch of the answers, a repeat, a window
+or an early end that the plan does not know.
 """
 
 from typing import Any
@@ -41,7 +41,10 @@ PROMPTS = [
 
 
 def questions() -> list[tuple[str, str]]:
-    """Five questions with three answers each, of which two begin alike, and two that share nothing."""
+    """Five questions with three answers each, and two questions that share nothing.
+
+    Two of three answers begin alike.
+    """
     pairs = []
     for number in range(5):
         for answer in (" yes", " yesterday", " no"):
@@ -114,14 +117,14 @@ def test_planned_tokens_of_generations_are_those_that_are_counted(model, name):
     answered(lm, "generate_until", PROMPTS)
     ensemble = Ensemble(**ENSEMBLES[name])
     plan = plan_of(model, "generate_until", PROMPTS)
-    most = planned_tokens(plan, ensemble)
+    upper_bound = planned_tokens(plan, ensemble)
 
     for prompts in plan.generated.values():
         for prompt_text, prompt in list(prompts.items()):
             prompts[prompt_text] = Prompt(prompt.ids, (lengths.pop(0),))
 
     assert planned_tokens(plan, ensemble) == lm.cost["tokens_in"]
-    assert lm.cost["tokens_in"] <= most, "answers that are as long as they may be"
+    assert lm.cost["tokens_in"] <= upper_bound, "answers that are as long as they may be"
 
 
 def test_answers_of_one_prompt_are_read_for_each(model):
@@ -146,7 +149,10 @@ def test_the_longest_request_has_its_longest_answer():
 
 
 def test_c3po_holds_its_questions_and_their_neighbours_in_the_changed_layers():
-    """32 questions of 10 tokens with 3 neighbours each, from the fifth of eight layers on; four answers of two tokens."""
+    """32 questions of 10 tokens with 3 neighbours each, from the fifth of eight layers on.
+
+    Each has four answers of two tokens.
+    """
     c3po = get_method("c3po")
     method = c3po(c3po.Config(name="c3po", layers="last4", k=3))
     four_answers = {(answer, 0): None for answer in range(4)}

@@ -1,6 +1,8 @@
-"""Quantized layers with one scale for all tokens of a pass: each number is that of the text alone, or refused.
+"""Quantized layers with one scale for all tokens of a pass: each number is that of
+the text alone, or refused.
 
-Broken by: texts that share a pass or a prefix, a routing sample next to another, layers that are asked in vain.
+Broken by: texts that share a pass or a prefix, a routing sample next to another,
+layers that are asked in vain.
 """
 
 import copy
@@ -19,7 +21,12 @@ from tests.support.ensembles import answered, greedy_by_transformers
 from tests.support.models import make_model, make_tokenizer, small_model
 
 PAIRS = [
-    (text, more) for text in ("x" * 20, "b", "abcdefgh" * 3) for more in (" no", " it is longer")
+    ("x" * 20, " no"),
+    ("x" * 20, " it is longer"),
+    ("b", " no"),
+    ("b", " it is longer"),
+    ("abcdefgh" * 3, " no"),
+    ("abcdefgh" * 3, " it is longer"),
 ]
 LEVELS = 7
 """Steps of a quantized number. Scales that differ then change scores clearly."""
@@ -70,8 +77,8 @@ def test_layers_are_recognized_by_what_they_compute():
 def test_torchao_s_layers_are_recognized(granularity, expected):
     model = make_model("olmoe")
     quantize_(model, Int8DynamicActivationInt8WeightConfig(granularity=granularity))
-    found = quantizes_passes(model)
-    assert found is None if expected is None else found.startswith(expected)
+    is_recognized = quantizes_passes(model)
+    assert is_recognized is None if expected is None else is_recognized.startswith(expected)
 
 
 @pytest.mark.parametrize("kind", [Rounded, RoundedByToken])

@@ -1,7 +1,9 @@
-"""Models with recurrent layers, run with copies of their own cache: what is counted, batches, trials.
+"""Models with recurrent layers, run with copies of their own cache: what is counted, batches,
+trials.
 
-That RoE equals its slow reference is tested in tests/engine/forward/test_histories.py. Broken by: a state that two samples
-or branches write to, a noisy sample's state kept as history, padding that a state reads.
+That RoE equals its slow reference is tested in tests/engine/forward/test_histories.py.
+Broken by: a state that two samples or branches write to, a noisy sample's state kept as history,
+padding that a state reads.
 
 `method=base` on a design is one whole pass over each sequence, whatever the batch.
 
@@ -26,10 +28,8 @@ from tests.support.models import make_tokenizer, small_model
 
 def test_tokens_that_are_counted():
     """3 context tokens, the last of them with 4 samples; nodes 5 and 6 with 4 samples each."""
-    model, question = (
-        small_model("qwen3_next"),
-        ScoringRequest([1, 2, 3], [[5, 6, 7], [5, 6, 8]], 0),
-    )
+    model = small_model("qwen3_next")
+    question = ScoringRequest([1, 2, 3], [[5, 6, 7], [5, 6, 8]], 0)
     for history, tokens in ((("clean", "noisy"), 2 + 3 * N), (("standard", "noisy"), 5 * N)):
         assert (
             scores_of(model, [question], None, ensemble_for(model, history))[1].tokens_in == tokens
@@ -51,20 +51,21 @@ def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
         layers = len(find_routers(model))
         return Ensemble(3, GumbelTopK([temperature] * layers, SEED), first_noisy=1)
 
-    found = []
+    all_answers = []
     for batch_size in ("auto", 1, 2):
         lm = EngineLM(
             model, tokenizer, ensemble=ensemble(0.7), batch_size=batch_size, progress=False
         )
         assert isinstance(lm.engine, RecurrentEngine)
-        found.append(answered(lm, kind, requests))
-        assert lm.cost["tokens_in"] > 0 and lm.cost["noisy_decisions"] > 0
+        all_answers.append(answered(lm, kind, requests))
+        assert lm.cost["tokens_in"] > 0
+        assert lm.cost["noisy_decisions"] > 0
     tuned = EngineLM(model, tokenizer, ensemble=ensemble(0.1), reuse=True, progress=False)
     answered(tuned, kind, requests)
     before = tuned.cost
     tuned.set_ensemble(ensemble(0.7))
-    found.append(answered(tuned, kind, requests))
-    assert found == [found[0]] * 4
+    all_answers.append(answered(tuned, kind, requests))
+    assert all_answers == [all_answers[0]] * 4
     assert tuned.cost["tokens_in"] == 2 * before["tokens_in"]
     assert tuned.cost["noisy_decisions"] == 2 * before["noisy_decisions"]
 
@@ -143,10 +144,11 @@ def test_only_token_choice_runs_on_a_shared_cache():
 def test_log_likelihoods_are_those_of_whole_passes(router, batch_size):
     model = model_of(router)
     lm = EngineLM(model, make_tokenizer(), batch_size=batch_size)
-    found = answered(lm, "loglikelihood", PAIRS)
-    for (value, greedy), (context, continuation) in zip(found, PAIRS, strict=True):
+    scores = answered(lm, "loglikelihood", PAIRS)
+    for (value, greedy), (context, continuation) in zip(scores, PAIRS, strict=True):
         expected = whole_pass(model, context, continuation)
-        assert value == rounding.approx(expected[0], len(continuation)) and greedy == expected[1]
+        assert value == rounding.approx(expected[0], len(continuation))
+        assert greedy == expected[1]
     texts = [(continuation,) for _, continuation in PAIRS]
     rolled = answered(lm, "loglikelihood_rolling", texts)
     for value, (text,) in zip(rolled, texts, strict=True):
@@ -155,7 +157,8 @@ def test_log_likelihoods_are_those_of_whole_passes(router, batch_size):
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_generation_is_that_of_whole_passes(router):
-    model, tokenizer = model_of(router), make_tokenizer()
+    model = model_of(router)
+    tokenizer = make_tokenizer()
     lm = EngineLM(model, tokenizer, batch_size=2)
     prompts = ["How many? Ten. Then", "b c", "x" * 20]
     options = {"until": [], "max_gen_toks": 8}

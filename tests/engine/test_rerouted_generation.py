@@ -1,7 +1,7 @@
 """Generation with re-routed tokens equals whole passes.
 
-Broken by: a pathway given to another prompt's tokens or to padding, one that ends too early or too late, a share that is
-not the token's own rest.
+Broken by: a pathway given to another prompt's tokens or to padding, one that ends too early or too
+late, a share that is not the token's own rest.
 """
 
 from typing import Any
@@ -60,7 +60,10 @@ def whole_pass(
     span: TokenSpan,
     persistence: str,
 ) -> Tensor:
-    """Logits [V] after the last of these tokens, in one pass over all of them. `probs` are [W, E]."""
+    """Logits [V] after the last of these tokens, in one pass over all of them.
+
+    `probs` are [W, E].
+    """
 
     def decide(layer: int, t: int, logits_E: Tensor) -> Decision | None:
         pathway, share = share_of(t, length, span, persistence)

@@ -1,10 +1,13 @@
-"""Rotary embeddings that depend on the length of a text: each number is that of transformers' own pass over the text alone.
+"""Rotary embeddings that depend on the length of a text: each number is that of transformers'
+own pass over the text alone.
 
-Broken by: texts of other lengths in a pass, a prefix that texts of two kinds share, an embedding that remembers a longer
-text, a cache that `generate` drops where the embeddings change and the engine keeps.
+Broken by: texts of other lengths in a pass, a prefix that texts of two kinds share,
+an embedding that remembers a longer text, a cache that `generate` drops where the embeddings
+change and the engine keeps.
 """
 
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -64,7 +67,8 @@ MODELS = {
     "qwen3_next, longrope": ("qwen3_next", LONGROPE | _HALF, 512),
     "qwen3_next, dynamic": ("qwen3_next", DYNAMIC, LIMIT),
 }
-"""Two of a KV cache that keep their keys, Phi's, which reads a text again, and a model with recurrent states."""
+"""Two models with a KV cache that keep their keys, Phi's, which reads a text again,
+and one with recurrent states."""
 TEXTS = [
     "x" * 20,
     "b",
@@ -73,7 +77,7 @@ TEXTS = [
     "abcdefgh" * 2 + "abcdefgij",
     "x" * 23,
 ]
-PAIRS = [(text, more) for text in TEXTS for more in (" no", " it is longer", "!")]
+PAIRS = list(product(TEXTS, (" no", " it is longer", "!")))
 PAIRS += [("x" * 20 + "y", " z"), ("x" * 19, " more of it and more")]
 
 
@@ -120,7 +124,8 @@ def encoded(text):
 
 def alone(name, context, continuation):
     """The log-likelihood by a model that has seen nothing else."""
-    ids, target = encoded(context) or [256], encoded(continuation)
+    ids = encoded(context) or [256]
+    target = encoded(continuation)
     with torch.no_grad():
         logits = model_of(name)(torch.tensor([[*ids, *target[:-1]]])).logits[0, len(ids) - 1 :]
     return logits.log_softmax(dim=-1)[range(len(target)), target].sum().item()
@@ -132,8 +137,8 @@ def generated_alone(name, prompt, steps, **options):
     return model_of(name).generate(ids, **settings)[0, ids.shape[1] :].tolist()
 
 
-def assert_alone(name, found, pairs):
-    for value, pair in zip(found, pairs, strict=True):
+def assert_alone(name, answers, pairs):
+    for value, pair in zip(answers, pairs, strict=True):
         assert value == rounding.approx(alone(name, *pair), len(pair[1])), pair
 
 
@@ -176,12 +181,13 @@ def test_log_likelihoods_are_those_of_each_text_alone(name, batch_size):
 @pytest.mark.parametrize("name", first_fast(MODELS, 3))
 def test_generation_is_that_of_each_prompt_alone(name):
     """Prompts below the limit that cross it, at it, and beyond it."""
-    steps, tokenizer = 10, make_tokenizer()
+    steps = 10
+    tokenizer = make_tokenizer()
     lm = lm_of(model_of(name), batch_size=4)
-    found = answered(
+    answers = answered(
         lm, "generate_until", [(text, {"until": [], "max_gen_toks": steps}) for text in TEXTS]
     )
-    for text, answer in zip(TEXTS, found, strict=True):
+    for text, answer in zip(TEXTS, answers, strict=True):
         ids = generated_alone(name, text, steps)
         before_end = ids[: ids.index(256)] if 256 in ids else ids
         assert answer == tokenizer.decode(before_end), text
@@ -190,7 +196,9 @@ def test_generation_is_that_of_each_prompt_alone(name):
 @pytest.mark.parametrize("name", first_fast(MODELS, 3))
 def test_roe_generates_what_the_model_generates_alone(name):
     """One sample, and samples without noise, from a model that has read longer texts."""
-    steps, tokenizer, model = 10, make_tokenizer(), model_of(name)
+    steps = 10
+    tokenizer = make_tokenizer()
+    model = model_of(name)
     with torch.no_grad():
         model(torch.zeros(1, 100, dtype=torch.long))
     for settings in (
@@ -199,8 +207,8 @@ def test_roe_generates_what_the_model_generates_alone(name):
         {"n": 2, "temperature": 0.0, "cache": "standard"},
     ):
         roe = RoE(model, tokenizer, **settings)
-        found = roe.generate(TEXTS, max_new_tokens=steps, do_sample=False, eos_token_id=None)
-        for text, answer in zip(TEXTS, found, strict=True):
+        texts = roe.generate(TEXTS, max_new_tokens=steps, do_sample=False, eos_token_id=None)
+        for text, answer in zip(TEXTS, texts, strict=True):
             expected = tokenizer.decode(
                 generated_alone(name, text, steps), skip_special_tokens=True
             )
@@ -210,17 +218,19 @@ def test_roe_generates_what_the_model_generates_alone(name):
 @pytest.mark.parametrize("name", first_fast(MODELS, 3))
 @pytest.mark.parametrize("history", HISTORIES[:2])
 def test_samples_are_scored_with_the_embeddings_of_their_text(name, history):
-    model, pairs = model_of(name), PAIRS[::4]
+    model = model_of(name)
+    pairs = PAIRS[::4]
     lm = lm_of(model, ensemble=ensemble_of(model, history))
-    found = [value for value, _ in answered(lm, "loglikelihood", pairs)]
-    for value, (context, more) in zip(found, pairs, strict=True):
-        ids, target = encoded(context), encoded(more)
+    scores = [value for value, _ in answered(lm, "loglikelihood", pairs)]
+    for value, (context, continuation) in zip(scores, pairs, strict=True):
+        ids = encoded(context)
+        target = encoded(continuation)
         settled_model = settled(name, len(ids) + len(target) - 1)
         switches = {"cache": history[0], "prefill": history[1]}
         expected = reference.score(
             settled_model, ids, target, 3, temperatures_of(model), **switches
         )
-        assert value == rounding.approx(expected[0], len(target)), (context, more)
+        assert value == rounding.approx(expected[0], len(target)), (context, continuation)
 
 
 @pytest.mark.parametrize("history", HISTORIES[:2])
@@ -232,8 +242,8 @@ def test_phi_reads_its_samples_again_where_the_embeddings_change(history):
     model = model_of(name)
     lm = lm_of(model, ensemble=ensemble_of(model, history))
     requests = [(prompt, {"until": [], "max_gen_toks": steps}) for prompt in prompts]
-    found = answered(lm, "generate_until", requests)
-    for prompt, answer in zip(prompts, found, strict=True):
+    answers = answered(lm, "generate_until", requests)
+    for prompt, answer in zip(prompts, answers, strict=True):
         ids = encoded(prompt)
         for _ in range(steps):
             probs = reference.next_token_probs(
@@ -318,7 +328,8 @@ def selections(model, ids):
 
 @pytest.mark.parametrize("name", ON_A_CACHE)
 def test_expert_metrics_count_the_experts_of_each_text_alone(name):
-    lm, routes = lm_of(model_of(name)), Routes()
+    lm = lm_of(model_of(name))
+    routes = Routes()
     requests = [Request(pair) for pair in PAIRS]
     with observed(lm, routes):
         lm.answer("loglikelihood", requests, lambda index, answer: None)
@@ -341,7 +352,8 @@ def test_rows_of_expert_metrics_are_those_of_each_text_alone(name):
     pairs_GPLEE = count_rows(routes, rows).pairs_GPLEE
     longest_first = sorted(range(len(rows)), key=lambda n: -len(rows[n]["input_ids"]))
     for group, n in enumerate(longest_first):
-        ids, model = rows[n]["input_ids"], model_of(name)
+        ids = rows[n]["input_ids"]
+        model = model_of(name)
         with torch.no_grad():
             predicted = model(torch.tensor([ids])).logits[0, :-1].argmax(dim=-1)
         assert right_N[n] == int((predicted == torch.tensor(ids[1:])).sum())
@@ -362,25 +374,30 @@ def test_embeddings_are_those_of_each_text_alone(name):
 @pytest.mark.parametrize("kind", ["soft-prompt", "prefix-tuning"])
 def test_virtual_tokens_are_scored_before_each_text_alone(kind):
     """lm-eval's own code runs the adapter."""
-    name, count = "phimoe, longrope", 4
+    name = "phimoe, longrope"
+    count = 4
     with with_adapter(model_of(name), kind, count, 0) as wrapped:
         lm = VirtualTokensLM(
             wrapped, make_tokenizer(), batch_size=4, progress=False, max_length=128
         )
         together = [value for value, _ in answered(lm, "loglikelihood", PAIRS)]
-        for (context, more), value in zip(PAIRS, together, strict=True):
-            ids, target = encoded(context), encoded(more)
+        for (context, continuation), value in zip(PAIRS, together, strict=True):
+            ids = encoded(context)
+            target = encoded(continuation)
             with torch.no_grad():
                 logits = wrapped(input_ids=torch.tensor([[*ids, *target[:-1]]])).logits[
                     0, -len(target) :
                 ]
             expected = logits.log_softmax(dim=-1)[range(len(target)), target].sum().item()
-            assert value == rounding.approx(expected, len(target)), (context, more)
+            assert value == rounding.approx(expected, len(target)), (context, continuation)
 
 
 @pytest.mark.parametrize("name", ["phimoe, longrope", "olmoe, longrope", "olmoe, dynamic"])
 def test_plans_compare_no_position_with_a_limit(name):
-    """A model without weights has no values. Its sizes are those of the same model with the default embeddings."""
+    """A model without weights has no values.
+
+    Its sizes are those of the same model with the default embeddings.
+    """
     family, _, longest = MODELS[name]
     default = rope_model(family, {"rope_type": "default", "rope_theta": 100.0}, longest).config
     sizes = []
@@ -388,5 +405,6 @@ def test_plans_compare_no_position_with_a_limit(name):
         model = meta_model(config, torch.float32)
         sizes.append((planned_memory(model, 100, 4), kept_in_training(empty_model(config), 40)))
         assert refusal(config, "soft-prompt") is None
-    assert sizes[0] == sizes[1] and min(sizes[0]) > 0
+    assert sizes[0] == sizes[1]
+    assert min(sizes[0]) > 0
     assert model_of(name).config.rope_parameters["rope_type"] != "default"

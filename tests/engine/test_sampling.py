@@ -1,8 +1,10 @@
-"""Sampled answers, generation options and near ties; the engine as the decoding loop of `model.generate`.
+"""Sampled answers, generation options and near ties; the engine as the decoding loop
+of `model.generate`.
 
-Broken by: answers of lm-eval's `hf` model that depend on their batch or order, a field of transformers' GenerationConfig
-that is neither supported (`WORKS`) nor refused (`UNSUPPORTED`), a bound of near ties that is not the dtype's, padding that
-is read, positions of padded prompts, an argument of `model.generate` that is dropped in silence.
+Broken by: answers of lm-eval's `hf` model that depend on their batch or order, a field
+of transformers' GenerationConfig that is neither supported (`WORKS`) nor refused (`UNSUPPORTED`),
+a bound of near ties that is not the dtype's, padding that is read, positions of padded prompts,
+an argument of `model.generate` that is dropped in silence.
 """
 
 import copy
@@ -131,23 +133,23 @@ def model():
 
 
 def test_every_field_is_known():
-    known = [*NO_EFFECT, *WORKS, *SAMPLES, STOPS, *UNSUPPORTED, *RETURNED]
-    assert sorted(known) == sorted(set(known)) == sorted(GenerationConfig().to_dict())
+    known_fields = [*NO_EFFECT, *WORKS, *SAMPLES, STOPS, *UNSUPPORTED, *RETURNED]
+    assert sorted(known_fields) == sorted(set(known_fields)) == sorted(GenerationConfig().to_dict())
 
 
 def three_ways(roe, model, fields, options):
     """The answers by keywords, by a GenerationConfig and by the model's own."""
     yield roe.generate(PROMPTS, **options, **fields)
     yield roe.generate(PROMPTS, generation_config=GenerationConfig(**options, **fields))
-    own = model.generation_config
+    model_config = model.generation_config
     try:
-        model.generation_config = copy.deepcopy(own)
+        model.generation_config = copy.deepcopy(model_config)
         changed = GenerationConfig(**SAMPLED | fields)
         for name in {*fields} | ({"do_sample"} if "num_return_sequences" in fields else set()):
             setattr(model.generation_config, name, getattr(changed, name))
         yield roe.generate(PROMPTS, **options)
     finally:
-        model.generation_config = own
+        model.generation_config = model_config
 
 
 @pytest.mark.parametrize("fields", [*({name: WORKS[name]} for name in WORKS), NO_EFFECT], ids=min)
@@ -158,8 +160,8 @@ def test_text_is_that_of_transformers(model, tokenizer, fields):
     width = inputs["input_ids"].shape[1]
     expected = tokenizer.batch_decode(plain[:, width:], skip_special_tokens=True)
     roe = RoE(model, tokenizer, n=1)
-    found = list(three_ways(roe, model, fields, options))
-    assert found == [expected] * 3
+    texts = list(three_ways(roe, model, fields, options))
+    assert texts == [expected] * 3
     ids = model.generate(**inputs, custom_generate=roe, do_sample=False, **options, **fields)
     assert torch.equal(ids, plain)
 
@@ -179,8 +181,8 @@ def test_a_sample_is_the_same_by_keyword_and_by_configuration(model, samples, fi
         samples,
         {"max_new_tokens": 4} | (SAMPLED if field != "do_sample" else {}),
     )
-    found = list(three_ways(roe, model, {field: value}, options))
-    assert found[0] == found[1] == found[2] != plain[field != "do_sample"]
+    texts = list(three_ways(roe, model, {field: value}, options))
+    assert texts[0] == texts[1] == texts[2] != plain[field != "do_sample"]
 
 
 def test_stop_strings_use_the_tokenizer_of_roe(model, tokenizer):
@@ -188,8 +190,8 @@ def test_stop_strings_use_the_tokenizer_of_roe(model, tokenizer):
     options = {"max_new_tokens": 12, "eos_token_id": 256, "do_sample": True}
     whole = roe.generate("hello", **options)
     stop = next(character for character in whole[2:] if character.isascii())
-    for found in three_ways(roe, model, {STOPS: [stop]}, options):
-        assert found[0] == whole[: whole.index(stop) + 1]
+    for text in three_ways(roe, model, {STOPS: [stop]}, options):
+        assert text[0] == whole[: whole.index(stop) + 1]
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
@@ -200,7 +202,8 @@ def test_what_is_refused_is_named(model, tokenizer, name):
         "dola_layers": "low",
     }.get(name, 2)
     value = [[1]] if name in ("force_words_ids", "constraints") else value
-    roe, config = RoE(model, tokenizer, n=2), GenerationConfig()
+    roe = RoE(model, tokenizer, n=2)
+    config = GenerationConfig()
     setattr(config, name, value)
     assert name in unsupported(config)
     for options in ({name: value}, {"generation_config": config}):
@@ -240,10 +243,14 @@ IN_TASKS += [
 
 @pytest.mark.parametrize("fields", IN_TASKS, ids=min)
 def test_answers_to_tasks_are_those_of_lm_eval(model, tokenizer, fields):
-    """Prompts of unequal lengths in a batch, by every engine, from a task's settings and from the model's own."""
+    """Prompts of unequal lengths in a batch, by every engine.
+
+    Sampling settings come from a task and from the model.
+    """
     options = {"until": [], "max_gen_toks": 8}
     recurrent = small_model("qwen3_next")
-    base, roe = Ensemble(), RoE(model, tokenizer, n=1).lm.ensemble
+    base = Ensemble()
+    roe = RoE(model, tokenizer, n=1).lm.ensemble
     for answering, ensemble in ((model, base), (model, roe), (recurrent, base)):
         lm = EngineLM(answering, tokenizer, ensemble=ensemble, batch_size=3, progress=False)
         expected = by_hf(answering, tokenizer, options | fields)
@@ -296,21 +303,24 @@ def test_a_prompt_longer_than_max_length_is_named(model, tokenizer):
 
 
 def test_an_assistant_is_not_used(model, tokenizer):
-    roe, assistant = RoE(model, tokenizer, n=2), make_model("olmoe", seed=1)
+    roe = RoE(model, tokenizer, n=2)
+    assistant = make_model("olmoe", seed=1)
     ids = {"inputs": torch.tensor([[1, 2]]), "custom_generate": roe, "max_new_tokens": 3}
     assert torch.equal(model.generate(**ids), model.generate(**ids, assistant_model=assistant))
 
 
 def test_processors_and_prefixes_see_the_rows_of_the_batch(model, tokenizer):
-    inputs, seen = left_padded(tokenizer, PROMPTS), set()
+    inputs = left_padded(tokenizer, PROMPTS)
+    seen = set()
 
     def allowed(row, ids):
         seen.add(row)
         return list(range(row * 40, row * 40 + 40))
 
     options = {"max_new_tokens": 6, "prefix_allowed_tokens_fn": allowed, "eos_token_id": [5, 50]}
-    one = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
-    assert torch.equal(one, model.generate(**inputs, **options)) and seen == {0, 1, 2}
+    generated = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
+    assert torch.equal(generated, model.generate(**inputs, **options))
+    assert seen == {0, 1, 2}
 
 
 def stub(dtype: torch.dtype):
@@ -350,12 +360,18 @@ def test_in_float32_it_is_what_passes_of_other_shapes_differ_by():
 
 
 def test_sampled_tokens_have_the_probabilities_of_the_model(olmoe, tokenizer):
-    """4,000 answers of one token: each of the ten likeliest tokens within five standard errors (odds below 1e-5)."""
-    draws, ids = 4000, tokenizer.encode("hello")
+    """4,000 answers of one token: the share of each of the ten likeliest tokens is within five
+    standard errors (odds below 1e-5)."""
+    draws = 4000
+    ids = tokenizer.encode("hello")
     sampled = olmoe.generate(
-        torch.tensor([ids]), custom_generate=RoE(olmoe, tokenizer, n=1), do_sample=True, top_k=0,
-        max_new_tokens=1, num_return_sequences=draws,
-    )[:, -1]  # fmt: skip
+        torch.tensor([ids]),
+        custom_generate=RoE(olmoe, tokenizer, n=1),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=1,
+        num_return_sequences=draws,
+    )[:, -1]
     with torch.no_grad():
         probs = olmoe(torch.tensor([ids])).logits[0, -1].softmax(-1)
     for token in probs.topk(10).indices.tolist():
@@ -385,20 +401,24 @@ def test_a_streamer_takes_one_sequence(olmoe, tokenizer):
     streamer = SimpleNamespace(
         put=lambda ids: put.extend(ids.flatten()), end=lambda: put.append("end")
     )
-    asked = {
+    options = {
         "custom_generate": partial(RoE(olmoe, tokenizer, n=2), streamer=streamer),
         "max_new_tokens": 3,
     }
-    [ids] = olmoe.generate(torch.tensor([[1, 2]]), streamer=streamer, **asked)
+    [ids] = olmoe.generate(torch.tensor([[1, 2]]), streamer=streamer, **options)
     assert put == [*ids.tolist(), "end"]
     with pytest.raises(ValueError, match="A streamer takes one sequence, and 2 are"):
-        olmoe.generate(torch.tensor([[1, 2], [3, 4]]), streamer=streamer, **asked)
+        olmoe.generate(torch.tensor([[1, 2], [3, 4]]), streamer=streamer, **options)
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "gpt_oss", "qwen3_next"]))
 def test_returned_scores_are_those_of_transformers(family, tokenizer):
-    """Of one sample, before and after the logits processors; of sequences that end at different steps, too."""
-    model, inputs = small_model(family), left_padded(tokenizer, PROMPTS)
+    """Of one sample, before and after the logits processors.
+
+    Some sequences end at different steps.
+    """
+    model = small_model(family)
+    inputs = left_padded(tokenizer, PROMPTS)
     options = {
         "max_new_tokens": 8,
         "do_sample": False,
@@ -410,17 +430,29 @@ def test_returned_scores_are_those_of_transformers(family, tokenizer):
     width = inputs["input_ids"].shape[1]
     options["eos_token_id"] = int(free.sequences[0, width + 2])  # ends the first sequence early
     plain = model.generate(**inputs, **options)
-    one = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
-    assert torch.equal(one.sequences, plain.sequences) and len(one.scores) == len(plain.scores)
-    ended = [row[width:].tolist().index(options["eos_token_id"]) if options["eos_token_id"] in row[width:] else 99
-             for row in plain.sequences]  # fmt: skip
+    generated = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
+    assert torch.equal(generated.sequences, plain.sequences)
+    assert len(generated.scores) == len(plain.scores)
+    ended = [
+        row[width:].tolist().index(options["eos_token_id"])
+        if options["eos_token_id"] in row[width:]
+        else 99
+        for row in plain.sequences
+    ]
     for field in ("scores", "logits"):
-        for step, (mine, theirs) in enumerate(zip(one[field], plain[field], strict=True)):
+        for step, (roe_values, plain_values) in enumerate(
+            zip(generated[field], plain[field], strict=True)
+        ):
             open_ = [row for row, last in enumerate(ended) if step <= last]
-            own, other = (values[open_].log_softmax(-1) for values in (mine, theirs))
-            torch.testing.assert_close(own, other, atol=2e-4, rtol=1e-4)
-    steps = model.compute_transition_scores(one.sequences, one.scores, normalize_logits=True)
-    assert (steps[0, ended[0] + 1 :] == 0).all() and (steps[0, : ended[0] + 1] < 0).all()
+            roe_scores, expected_scores = (
+                values[open_].log_softmax(-1) for values in (roe_values, plain_values)
+            )
+            torch.testing.assert_close(roe_scores, expected_scores, atol=2e-4, rtol=1e-4)
+    steps = model.compute_transition_scores(
+        generated.sequences, generated.scores, normalize_logits=True
+    )
+    assert (steps[0, ended[0] + 1 :] == 0).all()
+    assert (steps[0, : ended[0] + 1] < 0).all()
 
 
 def test_returned_scores_of_an_ensemble_add_up_to_its_log_likelihood(olmoe, tokenizer):
@@ -429,28 +461,32 @@ def test_returned_scores_of_an_ensemble_add_up_to_its_log_likelihood(olmoe, toke
     letters = tokenizer.encode("abcdefghijklmnopqrstuvwxyz")
     options = {
         "max_new_tokens": 5,
-        "suppress_tokens": [each for each in range(300) if each not in letters],
+        "suppress_tokens": [token for token in range(300) if token not in letters],
     }
-    found = roe.generate("hello", output_logits=True, return_dict_in_generate=True, **options)
-    assert found.scores is None and found.texts == [roe.generate("hello", **options)]
-    steps = olmoe.compute_transition_scores(found.sequences, found.logits, normalize_logits=True)
-    whole = roe.loglikelihood("hello", found.texts[0])
+    generated = roe.generate("hello", output_logits=True, return_dict_in_generate=True, **options)
+    assert generated.scores is None
+    assert generated.texts == [roe.generate("hello", **options)]
+    steps = olmoe.compute_transition_scores(
+        generated.sequences, generated.logits, normalize_logits=True
+    )
+    whole = roe.loglikelihood("hello", generated.texts[0])
     assert float(steps.sum()) == pytest.approx(whole, abs=1e-3)
-    plain = RoE(olmoe, tokenizer, n=1).loglikelihood("hello", found.texts[0])
+    plain = RoE(olmoe, tokenizer, n=1).loglikelihood("hello", generated.texts[0])
     assert abs(whole - plain) > 1e-2, "the ensemble is not the base model"
 
 
 def test_padding_on_the_right_and_other_models_are_refused(olmoe, tokenizer):
     roe = RoE(olmoe, tokenizer, n=2)
-    ids, mask = torch.tensor([[1, 2, 256], [3, 4, 5]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    ids = torch.tensor([[1, 2, 256], [3, 4, 5]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     with pytest.raises(ValueError, match="on the left"):
         olmoe.generate(ids, attention_mask=mask, custom_generate=roe, max_new_tokens=2)
     free = make_model("olmoe", eos_token_id=None, pad_token_id=None)
     with pytest.raises(ValueError, match="another model"):
         free.generate(ids, custom_generate=roe, max_new_tokens=2)
-    asked = {"custom_generate": RoE(free, tokenizer, n=2), "max_new_tokens": 2}
+    options = {"custom_generate": RoE(free, tokenizer, n=2), "max_new_tokens": 2}
     with pytest.raises(ValueError, match="different lengths need pad_token_id"):
-        free.generate(ids, stopping_criteria=[lambda ids, *_, **__: ids[:, 0] == 1], **asked)
+        free.generate(ids, stopping_criteria=[lambda ids, *_, **__: ids[:, 0] == 1], **options)
     cache = olmoe(ids[:, :1]).cache
     with pytest.raises(ValueError, match="give no cache that holds"):
         olmoe.generate(ids, cache=cache, custom_generate=roe, max_new_tokens=2)

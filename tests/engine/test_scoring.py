@@ -1,7 +1,9 @@
-"""Scores equal those of one plain forward pass per continuation, however the work is batched, ordered or repeated."""
+"""Scores equal those of one plain forward pass per continuation, however the work
+is batched, ordered or repeated."""
 
 import copy
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -28,14 +30,15 @@ def test_the_greedy_continuation_is_called_greedy(olmoe):
     context = [1, 2, 3]
     with torch.no_grad():
         best = int(olmoe(torch.tensor([context])).logits[0, -1].argmax())
-    found, _ = scores_of(
+    scores, _ = scores_of(
         olmoe, [ScoringRequest(context, [[best], [(best + 1) % 256]], 0)], Budget(100)
     )
-    assert [greedy for _, greedy in found[0]] == [True, False]
+    assert [greedy for _, greedy in scores[0]] == [True, False]
 
 
 def test_nothing_is_computed_twice(olmoe):
-    # 30 shared tokens once, then per question its own context, and its choices without their last tokens.
+    # 30 shared tokens once, then for each question the rest of its context,
+    # and its choices without their last tokens.
     shared = list(range(30))
     questions = [
         ScoringRequest([*shared, 40 + i, 50 + i], [[1, 2, 3], [1, 2, 4], [7]], i) for i in range(4)
@@ -45,7 +48,10 @@ def test_nothing_is_computed_twice(olmoe):
 
 
 def test_copies_of_a_shared_beginning_are_bounded(olmoe):
-    """12 questions of 2 tokens after 40 shared ones took 12 x 42 slots in a pass, whatever the memory."""
+    """12 questions of 2 tokens after 40 shared tokens.
+
+    They once took 12 x 42 slots in a pass, whatever the memory.
+    """
     questions = [ScoringRequest([*range(40), 40 + i, 60 + i], [[7]], i) for i in range(12)]
     expected, _ = scores_of(olmoe, questions, Budget(4000))
     sequences = []
@@ -54,9 +60,9 @@ def test_copies_of_a_shared_beginning_are_bounded(olmoe):
         sequences.append(len(kwargs["input_ids"]))
 
     with olmoe.register_forward_pre_hook(counted, with_kwargs=True):
-        found, _ = scores_of(olmoe, questions, Budget(4000, slots=5 * 42))
+        scores, _ = scores_of(olmoe, questions, Budget(4000, slots=5 * 42))
     assert sequences == [1, 5, 5, 2]
-    assert_scores(found, expected)
+    assert_scores(scores, expected)
 
 
 def test_unlike_questions_share_a_pass(olmoe):
@@ -72,8 +78,8 @@ def test_eager_attention_takes_the_same_masks(olmoe):
     expected, _ = scores_of(olmoe, questions, Budget(4000))
     eager = copy.deepcopy(olmoe)
     eager.set_attn_implementation("eager")
-    found, _ = scores_of(eager, questions, Budget(4000))
-    assert_scores(found, expected)
+    scores, _ = scores_of(eager, questions, Budget(4000))
+    assert_scores(scores, expected)
 
 
 def test_scores_of_hopeless_tokens_are_finite():
@@ -105,52 +111,61 @@ LOGITS = torch.randn(
 
 
 def slow(logits_of):
-    """The log-likelihood of each continuation, where the mean probabilities after a node are known."""
-    scores, first = [], 0
+    """The log-likelihood of each continuation; mean probabilities after a node are known."""
+    scores = []
+    first = 0
     for tree in TREES:
         place = {node: first + at for at, node in enumerate(tree.logit_nodes)}
         first += len(place)
         scores.append([])
-        for path, own in zip(tree.paths, tree.continuations, strict=True):
+        for path, continuation in zip(tree.paths, tree.continuations, strict=True):
             probs = [logits_of(place[node]).double().softmax(-1).mean(0) for node in path]
-            total = sum(float(p[token].log()) for p, token in zip(probs, own, strict=True))
+            total = sum(float(p[token].log()) for p, token in zip(probs, continuation, strict=True))
             scores[-1].append(
-                (total, all(int(p.argmax()) == t for p, t in zip(probs, own, strict=True)))
+                (total, all(int(p.argmax()) == t for p, t in zip(probs, continuation, strict=True)))
             )
     return scores
 
 
-def assert_same(found, expected):
-    for own, other in zip(found, expected, strict=True):
-        assert own == [(pytest.approx(value, abs=1e-5), greedy) for value, greedy in other]
+def assert_same(scores, expected):
+    for scored_tree, expected_tree in zip(scores, expected, strict=True):
+        assert scored_tree == [
+            (pytest.approx(value, abs=1e-5), greedy) for value, greedy in expected_tree
+        ]
 
 
 def test_parts_in_order():
-    found = TokenScores(TREES).after(Ensemble(n=3), LOGITS.split([1, 3, len(LOGITS) - 4]))
-    assert_same(found.summed(), slow(lambda place: LOGITS[place]))
+    scores = TokenScores(TREES).after(Ensemble(n=3), LOGITS.split([1, 3, len(LOGITS) - 4]))
+    assert_same(scores.summed(), slow(lambda place: LOGITS[place]))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5])
 def test_logits_of_many_bytes_are_scored_row_by_row(rows, monkeypatch):
     row_bytes = 4 * LOGITS[0].numel()
     monkeypatch.setattr(scoring, "SCORED_BYTES", rows * row_bytes)
-    most = []
+    row_counts = []
     score = Ensemble.score
-    counted = lambda self, logits, *of: most.append(len(logits)) or score(self, logits, *of)  # noqa: E731
+
+    def counted(self: Ensemble, logits: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        row_counts.append(len(logits))
+        return score(self, logits, *arguments)
+
     monkeypatch.setattr(Ensemble, "score", counted)
     assert_same(
         TokenScores(TREES).after(Ensemble(n=3), [LOGITS]).summed(),
         slow(lambda place: LOGITS[place]),
     )
-    assert max(most) == max(1, rows)
+    assert max(row_counts) == max(1, rows)
 
 
 def test_nodes_with_other_numbers_of_samples():
-    """All nodes are plain at first; then some get three samples, in another order, and one of each tree two."""
+    """First, no node has noise. Then some nodes get three samples, in another order, and one
+    node of each tree gets two."""
     plain = TokenScores(TREES)
     plain.put(Ensemble(), torch.arange(len(LOGITS)), LOGITS[:, :1])
     scores = TokenScores(TREES, plain.by_tree())
-    three, two = torch.tensor([3, 1]), torch.tensor([0, len(LOGITS) - 1])
+    three = torch.tensor([3, 1])
+    two = torch.tensor([0, len(LOGITS) - 1])
     scores.put(Ensemble(n=3), three, LOGITS[three])
     scores.put(Ensemble(n=2), two, LOGITS[two, :2])
     samples = {3: 3, 1: 3, 0: 2, len(LOGITS) - 1: 2}

@@ -1,7 +1,7 @@
 """Suffix replay with re-routed tokens equals whole passes: logits, gradients, continuations.
 
-Broken by: a pathway given to another prompt's tokens or to padding, a prefix, mask or position of another prompt, a graph
-that is cut, hooks and gradients that stay.
+Broken by: a pathway given to another prompt's tokens or to padding, a prefix, mask or position
+of another prompt, a graph that is cut, hooks and gradients that stay.
 """
 
 import copy
@@ -84,8 +84,8 @@ def summed_loss(logits_AV: Tensor, answer: list[int]) -> Tensor:
     ids=str,
 )
 def test_given_probabilities_equal_whole_passes_with_gradients(model, span, core):
-    """In float64. A wrong token, layer, weight rule, prefix, mask or position, or a cut graph, would show; so would further
-    experts of the tokens after it that are more than nothing."""
+    """In float64. A wrong token, layer, weight rule, prefix, mask or position, or a cut graph,
+    would show; so would further experts of the tokens after it that are more than nothing."""
     model = copy.deepcopy(model).double()
     model.set_experts_implementation("eager")
     answers = [[5, 6, 7], [8], [9, 1], [2, 2, 2], [3]]
@@ -136,14 +136,14 @@ def test_zero_changes_are_no_changes_whatever_the_tokens(model, span):
     ("span", "changed"), [*[(span, True) for span in SPANS[:4]], (LAST3, False)], ids=str
 )
 def test_continuations_read_the_changed_tokens_and_are_routed_as_usual(model, span, changed):
-    asked = prompts(least=span.size)
+    texts = prompts(least=span.size)
     continuations = [[5], [6, 7], [6, 8, 9]]
-    replay, suffixes = read_suffixes(model, span, continuations=[continuations] * len(asked))
+    replay, suffixes = read_suffixes(model, span, continuations=[continuations] * len(texts))
     probs = other_probs(model, suffixes) if changed else {}
 
     scores = replay.score(suffixes, Remix(probs) if changed else None)
 
-    for n, prompt in enumerate(asked):
+    for n, prompt in enumerate(texts):
         start = span.start(len(prompt))
         for (score, is_greedy), continuation in zip(scores[n], continuations, strict=True):
             ids = [*prompt, *continuation]
@@ -160,18 +160,21 @@ def test_continuations_read_the_changed_tokens_and_are_routed_as_usual(model, sp
 
 @pytest.mark.parametrize("span", SPANS, ids=str)
 def test_the_mean_hidden_state_is_that_of_the_prompt_alone(model, span):
-    """Read in several passes, after a shared prefix, next to longer prompts and before continuations."""
+    """Suffixes are read in several passes, after a shared prefix.
+
+    They are next to longer prompts and before continuations.
+    """
     replay = SuffixReplay(model, changed_layers(model)[0], span)
-    asked = prompts(least=span.size)
+    texts = prompts(least=span.size)
     expected = []
-    for prompt in asked:
+    for prompt in texts:
         with torch.no_grad():
             outputs = model.model(torch.tensor([prompt]), use_cache=False)
         expected.append(outputs.last_hidden_state[0].mean(0))
 
     for budget in (BUDGET, Budget(4)):
-        suffixes = replay.read(asked, budget, [[[5, 6, 7], [8]]] * len(asked))
-        for prompt, suffix, expected_D in zip(asked, suffixes, expected, strict=True):
+        suffixes = replay.read(texts, budget, [[[5, 6, 7], [8]]] * len(texts))
+        for prompt, suffix, expected_D in zip(texts, suffixes, expected, strict=True):
             assert suffix.prompt == tuple(prompt)
             rounding.assert_close(suffix.mean_D, expected_D)
 
@@ -219,7 +222,8 @@ def test_nothing_of_earlier_layers_is_kept(model):
 
 
 def test_nothing_is_left_behind(model):
-    """Parameters still require gradients and have none, hooks are gone, suffixes are part of no graph."""
+    """Parameters still require gradients and have none, hooks are gone,
+    no graph includes the suffixes."""
     replay, suffixes = read_suffixes(model)
     probs = with_gradients(other_probs(model, suffixes))
     replay.logits(suffixes, Remix(probs)).logsumexp(-1).sum().backward()
@@ -282,26 +286,26 @@ def assert_no_change(replay: SuffixReplay, suffixes: list[PromptSuffix], remix: 
     rounding.assert_close(replay.logits(suffixes, remix), replay.logits(suffixes, None))
     scores = replay.score(suffixes, remix)
     expected_scores = replay.score(suffixes, None)
-    for found, expected in zip(scores, expected_scores, strict=True):
-        values = [value for value, _ in found]
+    for score, expected in zip(scores, expected_scores, strict=True):
+        values = [value for value, _ in score]
         assert values == pytest.approx([value for value, _ in expected], abs=1e-4)
 
 
 @pytest.mark.parametrize("family", by_family(BY_LOGITS))
 def test_every_family_that_chooses_by_logits(family):
-    """Biases, scales, groups and seams of its own: nothing changes at its own probabilities, and a token's core experts
-    are its own whatever else is in the batch, with gradients."""
+    """Biases, scales, groups and seams of its own: nothing changes at its own probabilities,
+    and a token's core experts are its own whatever else is in the batch, with gradients."""
     model = small_model(family)
     if not runs_on_kv_cache(model):
         with pytest.raises(ConfigError, match="keeps more than keys and values"):
             SuffixReplay(model, 0)
         return
     replay, suffixes = read_suffixes(model)
-    own = own_probs(model, suffixes)
-    assert_no_change(replay, suffixes, Remix(own))
+    model_probs = own_probs(model, suffixes)
+    assert_no_change(replay, suffixes, Remix(model_probs))
 
     probs = with_gradients(other_probs(model, suffixes))
-    core = {layer: probs_NWE.topk(5).indices for layer, probs_NWE in own.items()}
+    core = {layer: probs_NWE.topk(5).indices for layer, probs_NWE in model_probs.items()}
     together_NV = replay.logits(suffixes, Remix(probs, core))
     assert (together_NV - replay.logits(suffixes, None)).abs().max() > 1e-3
     for n, suffix in enumerate(suffixes):

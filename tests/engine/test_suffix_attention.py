@@ -1,7 +1,7 @@
 """Attention without gradients of the prefix equals torch's own, with gradients of the new slots.
 
-Broken by: gradients of other slots, scores that are rounded before the softmax, a replacement of transformers' own
-attention, or of other models' attention.
+Broken by: gradients of other slots, scores that are rounded before the softmax, a replacement
+of transformers' own attention, or of other models' attention.
 """
 
 import copy
@@ -29,7 +29,10 @@ def leaf(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize("heads", [2, 4, 8], ids=lambda heads: f"{heads} key-value heads of 8")
 @pytest.mark.parametrize("new", [1, 3])
 def test_it_is_torchs_attention(heads, new):
-    """Two sequences: a prefix of 11 slots, of which the second sequence has 7, and the new slots."""
+    """Two sequences: a prefix of 11 slots and the new slots.
+
+    The second sequence has 7 slots of the prefix.
+    """
     torch.manual_seed(0)
     prefix = 11
     smallest = torch.finfo(torch.float64).min
@@ -48,13 +51,13 @@ def test_it_is_torchs_attention(heads, new):
     )
 
     new_leaves = [leaf(query), leaf(key[:, :, prefix:]), leaf(value[:, :, prefix:])]
-    found = suffix_attention._Attention.apply(*new_leaves, key, value, mask, 0.3)
-    found_gradients = torch.autograd.grad((found * weights).sum(), new_leaves)
+    output = suffix_attention._Attention.apply(*new_leaves, key, value, mask, 0.3)
+    found_gradients = torch.autograd.grad((output * weights).sum(), new_leaves)
 
     def assert_close(tensor: Tensor, expected_tensor: Tensor) -> None:
         torch.testing.assert_close(tensor, expected_tensor, atol=1e-12, rtol=0)
 
-    assert_close(found, expected)
+    assert_close(output, expected)
     assert_close(found_gradients[0], query_gradient)
     assert_close(found_gradients[1], key_gradient[:, :, prefix:])
     assert_close(found_gradients[2], value_gradient[:, :, prefix:])
@@ -68,12 +71,12 @@ def test_scores_are_not_rounded_before_the_softmax():
     value = torch.randn(1, 2, 40, 64).bfloat16()
     mask = torch.zeros(1, 1, 8, 40, dtype=torch.bfloat16)
 
-    found = suffix_attention._Attention.apply(
+    output = suffix_attention._Attention.apply(
         query, key[:, :, 32:], value[:, :, 32:], key, value, mask, 64**-0.5
     )
 
     exact = torch_attention(query.double(), key.double(), value.double())
-    assert (found.double() - exact).abs().max() < 0.02
+    assert (output.double() - exact).abs().max() < 0.02
 
 
 class CountedCalls:

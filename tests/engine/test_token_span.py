@@ -1,6 +1,7 @@
 """Names of the tokens of a prompt, as `method.tokens` has them.
 
-Broken by a name that stands for other tokens, another name that is taken, and by a short prompt that is not named.
+Broken by a name that stands for other tokens, another name that is taken, and by a
+short prompt that is not named.
 """
 
 import pytest

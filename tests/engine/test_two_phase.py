@@ -1,4 +1,5 @@
-"""Two-phase scoring with cached activations changes no number, and saves the clean tokens of later calls.
+"""Two-phase scoring with cached activations changes no number, and saves the clean tokens of later
+calls.
 
 Broken by: chunks that hold a logit position twice or not at all, or a pass above the budget.
 """
@@ -43,7 +44,9 @@ def test_chunks_of_logit_positions(noisy, tokens):
         assert len(chunks) * widest * noisy <= tokens or (len(chunks), widest) == (1, 1)
         for chunk in chunks:
             first = sum(
-                POSITIONS[: next(i for i, own in enumerate(requests) if own is chunk.request)]
+                POSITIONS[
+                    : next(i for i, request in enumerate(requests) if request is chunk.request)
+                ]
             )
             assert (chunk.place_C == first + chunk.at_C).all()
             places += chunk.place_C.tolist()
@@ -64,9 +67,11 @@ def requests_of(kind):
     rng = random.Random(0)
     if kind == "loglikelihood":
         contexts = ["one and the same beginning " * (i % 2) + text(rng, i + 1) for i in range(5)]
-        return [Request((c, " " + text(rng, k))) for c in contexts for k in (1, 2, 4)] + [
-            Request(("", "a"))
-        ]
+        requests = []
+        for context in contexts:
+            for words in (1, 2, 4):
+                requests.append(Request((context, " " + text(rng, words))))
+        return [*requests, Request(("", "a"))]
     if kind == "loglikelihood_rolling":
         return [Request((text(rng, words),)) for words in (1, 12, 25)]
     options = {"max_gen_toks": 6, "until": []}
@@ -86,20 +91,21 @@ def ask(lm, kind):
 
 
 def direct(model, tokenizer, ensemble, **options):
-    """An LM that scores in whole passes, which test_histories.py compares with the slow reference."""
+    """An LM that scores in whole passes; test_histories.py tests it against the reference."""
     lm = EngineLM(model, tokenizer, ensemble=ensemble, **options)
     lm.engine.two_phase = None
     return lm
 
 
-def assert_same(kind, found, expected):
-    for own, other in zip(found, expected, strict=True):
+def assert_same(kind, answers, expected):
+    for answer, expected_answer in zip(answers, expected, strict=True):
         if kind == "generate_until":
-            assert own == other
+            assert answer == expected_answer
         elif kind == "loglikelihood":
-            assert own[0] == rounding.approx(other[0]) and own[1] == other[1]
+            assert answer[0] == rounding.approx(expected_answer[0])
+            assert answer[1] == expected_answer[1]
         else:
-            assert own == pytest.approx(other, abs=1e-4, rel=1e-6)
+            assert answer == pytest.approx(expected_answer, abs=1e-4, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -114,19 +120,20 @@ def test_same_answers_as_in_whole_passes_with_and_without_reuse(
     options = dict(batch_size=batch_size, max_length=120, progress=False)
     ensembles = ensembles_for(model)
     lm = EngineLM(model, tokenizer, ensemble=ensembles[0], reuse=True, **options)
-    found = []
+    all_answers = []
     for ensemble in [*ensembles, ensembles[0]]:
         lm.set_ensemble(ensemble)
-        found.append(ask(lm, kind))
+        all_answers.append(ask(lm, kind))
     for number, ensemble in enumerate(ensembles_for(model)):
         expected = ask(direct(model, tokenizer, ensemble, max_length=120), kind)
-        assert_same(kind, found[number], expected)
+        assert_same(kind, all_answers[number], expected)
         assert_same(
             kind, ask(EngineLM(model, tokenizer, ensemble=ensemble, **options), kind), expected
         )
-    assert_same(kind, found[3], found[0])
+    assert_same(kind, all_answers[3], all_answers[0])
     # The temperatures must matter for this test to mean anything.
-    assert found[0] != found[1] and found[0] != found[2]
+    assert all_answers[0] != all_answers[1]
+    assert all_answers[0] != all_answers[2]
 
 
 @pytest.mark.slow
@@ -142,30 +149,31 @@ def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch)
 
 
 def test_later_calls_put_noisy_samples_through_the_model_and_nothing_else(olmoe, tokenizer):
-    noisy, other, none = ensembles_for(olmoe)
+    noisy, other_ensemble, none = ensembles_for(olmoe)
     lm = EngineLM(olmoe, tokenizer, ensemble=noisy, reuse=True)
     request = Request(("a context of some length, " * 4 + "then", " answer"))
-    wanted = lm.count_tokens("loglikelihood", request)
+    planned = lm.count_tokens("loglikelihood", request)
     costs = []
-    for ensemble in (noisy, other, none):
+    for ensemble in (noisy, other_ensemble, none):
         lm.set_ensemble(ensemble)
         lm.answer("loglikelihood", [request], lambda i, answer: None)
         costs.append(lm.cost["tokens_in"])
-    assert costs[0] == len(request.args[0]) + wanted - 1 + wanted * 4
-    assert costs[1] - costs[0] == wanted * 4
+    assert costs[0] == len(request.args[0]) + planned - 1 + planned * 4
+    assert costs[1] - costs[0] == planned * 4
     assert costs[2] == costs[1]
-    assert lm.cost["noisy_decisions"] == wanted * 4 * (3 + 1)
+    assert lm.cost["noisy_decisions"] == planned * 4 * (3 + 1)
 
 
 def test_later_prompts_are_read_from_their_last_token_on(olmoe, tokenizer):
-    noisy, other, _ = ensembles_for(olmoe)
+    noisy, other_ensemble, _ = ensembles_for(olmoe)
     lm = EngineLM(olmoe, tokenizer, ensemble=noisy, reuse=True)
     request = Request(("a prompt of some length", {"max_gen_toks": 1, "until": []}))
     lm.answer("generate_until", [request], lambda i, answer: None)
     first = lm.cost["tokens_in"]
-    lm.set_ensemble(other)
+    lm.set_ensemble(other_ensemble)
     lm.answer("generate_until", [request], lambda i, answer: None)
-    assert first == len(request.args[0]) + 4 and lm.cost["tokens_in"] - first == 5
+    assert first == len(request.args[0]) + 4
+    assert lm.cost["tokens_in"] - first == 5
 
 
 def test_what_does_not_fit_is_computed_anew(olmoe, tokenizer, monkeypatch):
@@ -188,7 +196,8 @@ def test_a_call_that_was_left_early_harms_no_later_one(olmoe, tokenizer):
 
     with pytest.raises(KeyboardInterrupt):
         lm.answer("loglikelihood", requests_of("loglikelihood"), leave)
-    assert lm.cost["tokens_in"] > 0 and len(decoder_layers(olmoe)) == 4
+    assert lm.cost["tokens_in"] > 0
+    assert len(decoder_layers(olmoe)) == 4
     assert_same("loglikelihood", ask(lm, "loglikelihood"), expected)
 
 

@@ -52,7 +52,10 @@ LAYERS = (
     "qwen2_moe",
     "qwen4_exp_text",
 )
-"""One family of each kind of layers' keys, values and states. What samples keep of their own depends on nothing else."""
+"""One family of each kind of layers' keys, values and states.
+
+What samples keep of their own depends on nothing else.
+"""
 
 
 def of_all_families(setting: Any) -> list[Any]:
@@ -149,7 +152,8 @@ def temperatures_of(model_type: str) -> list[float]:
 
 
 def samples_of(model_type: str) -> int:
-    """A family does not know which sample it computes: 3 samples for some of them, 2 for the others."""
+    """A family does not know which sample it computes: 3 samples for some
+    prompts, 2 for the others."""
     if model_type in FAST or model_type in RECURRENT:
         return 3
     return 2

@@ -1,8 +1,9 @@
-"""Every family at the seam: what changes nothing changes no bit, hooks fire in every MoE layer, nothing is left behind.
-Weights-first experts are those of transformers' plain loop, for every number of tokens and every family's experts.
+"""Every family at the seam: what changes nothing changes no bit, hooks fire in every MoE layer,
+nothing is left behind. Weights-first experts are those of transformers' plain loop, for every
+number of tokens and every family's experts.
 
-A router family is one row of `FAMILIES`. Broken by: a second place that has to know it; a gate, bias, layout or norm of
-some family that is overlooked, a token's rows put back in another order.
+A router family is one row of `FAMILIES`. Broken by: a second place that has to know it; a gate,
+bias, layout or norm of some family that is overlooked, a token's rows put back in another order.
 """
 
 import copy
@@ -54,11 +55,17 @@ class Fired:
 
 def left_behind(model):
     """Everything that a context could leave on a model."""
-    hooks = [f"_forward{pre}_hooks{more}" for pre in ("", "_pre") for more in ("", "_with_kwargs")]
-    return [
-        (name, sorted(vars(module)), *(len(getattr(module, hook)) for hook in hooks))
-        for name, module in model.named_modules()
-    ]
+    hooks = (
+        "_forward_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+    )
+    parts = []
+    for name, module in model.named_modules():
+        hook_counts = [len(getattr(module, hook)) for hook in hooks]
+        parts.append((name, sorted(vars(module)), *hook_counts))
+    return parts
 
 
 def test_every_family_has_a_small_model():
@@ -69,7 +76,8 @@ def test_every_family_has_a_small_model():
 
 @families
 def test_what_the_configuration_says_is_what_the_model_has(model_type):
-    config, family = small_config(model_type), family_of_type(model_type)
+    config = small_config(model_type)
+    family = family_of_type(model_type)
     with record(small_model(model_type)) as routes:
         logits(small_model(model_type))
     # LongCat's router chooses among its zero experts too, which compute nothing
@@ -84,13 +92,21 @@ def test_what_the_configuration_says_is_what_the_model_has(model_type):
         assert index.shape == (IDS.numel(), family.experts_per_token(config))
 
 
+def copied_routing(router, routing):
+    return Routing(*(tensor.clone() for tensor in routing))
+
+
 @families
 def test_policies_that_change_nothing_change_no_bit(model_type):
     model = small_model(model_type)
     before = left_behind(model)
-    # hooks end before experts are computed
-    every_way = EXPERTS if model_type in FAST else EXPERTS[-1:]
-    for experts in (None,) if model_type in ONE_WAY else every_way:
+    if model_type in ONE_WAY:
+        ways = [None]
+    elif model_type in FAST:
+        ways = list(EXPERTS)
+    else:
+        ways = list(EXPERTS[-1:])  # hooks end before experts are computed
+    for experts in ways:
         if experts:
             model.set_experts_implementation(experts)
         clean = logits(model)
@@ -104,9 +120,7 @@ def test_policies_that_change_nothing_change_no_bit(model_type):
         policy.expect(slow_routing.noisy_tokens(IDS.numel()))
         with routed(model, policy):
             assert torch.equal(logits(model), clean)
-        with routed(
-            model, lambda router, routing: Routing(*(tensor.clone() for tensor in routing))
-        ):
+        with routed(model, copied_routing):
             assert torch.equal(logits(model), clean)
     if model_type not in ONE_WAY:
         model.set_experts_implementation("grouped_mm")
@@ -149,9 +163,11 @@ def test_in_bfloat16_weights_are_the_routers_own_and_noise_acts(model_type):
 
 @families
 def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
-    model, family = small_model(model_type), family_of_type(model_type)
+    model = small_model(model_type)
+    family = family_of_type(model_type)
     temperature = 1.0 if family.rule.noise == LOGITS else 0.1
-    spec, positions = slow_routing.SPECS[model_type], list(range(IDS.numel()))
+    spec = slow_routing.SPECS[model_type]
+    positions = list(range(IDS.numel()))
     policy = GumbelTopK([temperature] * len(find_routers(model)), seed=3)
     policy.expect(slow_routing.noisy_tokens(IDS.numel()))
     changed = []
@@ -162,13 +178,15 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
         noisy = policy(router, routing)
         noise = gumbel(3, 77, 0, 1, router.layer, positions, routing.logits_TE.shape[-1])
         for token in positions:
-            given = (routing.logits_TE[token].tolist(), noise[token].tolist(), temperature)
+            arguments = (routing.logits_TE[token].tolist(), noise[token].tolist(), temperature)
             count = routing.index_TK.shape[-1]
-            chosen, weights = slow_routing.route(spec, model.config, module, block, *given, count)
-            found = dict(
+            chosen, weights = slow_routing.route(
+                spec, model.config, module, block, *arguments, count
+            )
+            actual = dict(
                 zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True)
             )
-            assert found == rounding.approx(dict(zip(chosen, weights, strict=True)))
+            assert actual == rounding.approx(dict(zip(chosen, weights, strict=True)))
             changed.append(set(chosen) != set(routing.index_TK[token].tolist()))
 
     with routed(model, check):
@@ -186,10 +204,15 @@ def test_perturbed_weights_tend_to_the_clean_ones_with_the_temperature(model_typ
 
     def check(router, routing):
         noisy = policy(router, routing)
-        for mine, own in ((noisy, routing), (routing, noisy)):
-            found = torch.zeros_like(mine.logits_TE).scatter(-1, mine.index_TK, mine.weights_TK)
+        for noisy_routing, plain_routing in ((noisy, routing), (routing, noisy)):
+            weights_TE = torch.zeros_like(noisy_routing.logits_TE).scatter(
+                -1, noisy_routing.index_TK, noisy_routing.weights_TK
+            )
             torch.testing.assert_close(
-                found.gather(-1, own.index_TK), own.weights_TK, rtol=1e-4, atol=1e-5
+                weights_TE.gather(-1, plain_routing.index_TK),
+                plain_routing.weights_TK,
+                rtol=1e-4,
+                atol=1e-5,
             )
 
     with routed(model, check):
@@ -254,14 +277,14 @@ ROW = Family("Lab", "lab", "LabRouter", softmax(), module=__name__)
 
 
 class LabRouter(nn.Module):
-    """A router that transformers does not have: the same choice as OLMoE's, in a class of its own."""
+    """A router that transformers does not have. It chooses like OLMoE's, in its own class."""
 
-    def __init__(self, own: OlmoeTopKRouter):
+    def __init__(self, router: OlmoeTopKRouter):
         super().__init__()
-        self.weight = own.weight
-        self.top_k = own.top_k
-        self.num_experts = own.num_experts
-        self.norm_topk_prob = own.norm_topk_prob
+        self.weight = router.weight
+        self.top_k = router.top_k
+        self.num_experts = router.num_experts
+        self.norm_topk_prob = router.norm_topk_prob
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logits = nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), self.weight)
@@ -313,13 +336,13 @@ def inputs(experts, tokens, dtype=torch.float32):
     return hidden_TH, index_TK, torch.rand(tokens, 2, generator=generator).to(dtype)
 
 
-def eager(model, experts, given):
+def eager(model, experts, arguments):
     before = model.config._experts_implementation
     model.set_experts_implementation("eager")
     with torch.inference_mode():
-        found = experts(*given)
+        output = experts(*arguments)
     model.set_experts_implementation(before)
-    return found
+    return output
 
 
 @pytest.mark.parametrize("family", by_family(sorted(ZOO)))
@@ -330,19 +353,19 @@ def test_equals_the_plain_loop(family):
     for tokens in (
         (1, 2, 5, 8 * MAX_TOKENS_PER_EXPERT // 2, 8 * MAX_TOKENS_PER_EXPERT) if experts else ()
     ):
-        given = inputs(experts, tokens)
+        arguments = inputs(experts, tokens)
         with torch.inference_mode():
-            found = weights_first_experts_forward(experts, *given)
-        torch.testing.assert_close(found, eager(model, experts, given), rtol=1e-5, atol=1e-6)
+            output = weights_first_experts_forward(experts, *arguments)
+        torch.testing.assert_close(output, eager(model, experts, arguments), rtol=1e-5, atol=1e-6)
 
 
 def test_bfloat16_is_left_to_grouped_mm(monkeypatch):
     model = make_model("olmoe").to(torch.bfloat16)
     experts = experts_of(model)
-    asked = []
+    calls = []
     monkeypatch.setattr(
-        weights_first, "grouped_mm_experts_forward", lambda *given: asked.append(given)
+        weights_first, "grouped_mm_experts_forward", lambda *arguments: calls.append(arguments)
     )
     with torch.inference_mode():
         weights_first_experts_forward(experts, *inputs(experts, 3, torch.bfloat16))
-    assert len(asked) == 1
+    assert len(calls) == 1

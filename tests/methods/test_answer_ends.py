@@ -1,6 +1,8 @@
-"""The token that ends an answer is learned. Broken by: a chat template whose answers end at the marker of the next role or
-outside of `{% generation %}`, and that teaches a model to write without end; a model that is not taught to stop in
-silence; a trained model whose generation goes on behind the token that it learned.
+"""The token that ends an answer is learned.
+
+Broken by: a chat template whose answers end at the marker of the next role or outside
+of `{% generation %}`, and that teaches a model to write without end; a model that is not taught
+to stop in silence; a trained model whose generation goes on behind the token that it learned.
 """
 
 import json
@@ -32,7 +34,8 @@ TURN = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 CHAT_ML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -40,8 +43,10 @@ CHAT_ML = (
 def marked(before: str, marked: str, after: str) -> str:
     """A template that marks a part of each answer."""
     return (
-        "{% for message in messages %}{% if message.role == 'user' %}U {{ message.content }} {% else %}"
-        f"A {before}{{% generation %}}{marked}{{% endgeneration %}}{after}{{% endif %}}{{% endfor %}}"
+        "{% for message in messages %}{% if message.role == 'user' %}U "
+        "{{ message.content }} {% else %}"
+        "A "
+        f"{before}{{% generation %}}{marked}{{% endgeneration %}}{after}{{% endif %}}{{% endfor %}}"
     )
 
 
@@ -88,8 +93,11 @@ TABLE = {
         "U Hi A [Yes. <|end|>]U Bye A [No. <|end|>]",
     ),
     "marked, and the marker of the next role": (
-        TURN.replace(CONTENT, "{% if message.role == 'user' %}{{ message.content }}{% else %}{% generation %}"
-                     "{{ message.content }}{% endgeneration %}{% endif %}"),
+        TURN.replace(
+            CONTENT,
+            "{% if message.role == 'user' %}{{ message.content }}{% else %}{% generation %}"
+            "{{ message.content }}{% endgeneration %}{% endif %}",
+        ),
         "<|user|>\nHi<|assistant|>\n[Yes.<|user|>]\nBye<|assistant|>\n[No.<|user|>]",
     ),
     "nothing": (
@@ -101,8 +109,11 @@ TABLE = {
         marked("", CONTENT, ", "),
         "U Hi A [Yes.], U Bye A [No.], ",
     ),
-}  # fmt: skip
-"""A template, and its text of TURNS with brackets around what is learned; None: its earlier answers are not found."""
+}
+"""A template, and its text of TURNS with brackets around the tokens that are learned.
+
+None: the template's earlier answers cannot be located.
+"""
 
 
 def with_markers(template: str, markers: list[str] = MARKERS):
@@ -114,7 +125,8 @@ def with_markers(template: str, markers: list[str] = MARKERS):
 
 def row_of(tokenizer, text: str) -> Row:
     """A row by hand: every byte and marker is a token, and those in brackets have labels."""
-    ids, labels = [], []
+    ids = []
+    labels = []
     for part in re.split(r"(\[[^]]*\])", text):
         tokens = tokenizer(part.strip("[]"), add_special_tokens=False).input_ids
         ids += tokens
@@ -191,7 +203,8 @@ def model_with(template: str, folder: Path, markers: list[str]) -> Path:
 def test_a_plan_says_which_model_is_not_taught_to_stop(markers, tmp_path, capsys):
     model = model_with(TURN, tmp_path / "model", markers)
     planned = command(capsys, tmp_path, model, "mode=plan")
-    assert planned.code == 0 and "To train: 1" in planned.out, planned.err
+    assert planned.code == 0, planned.err
+    assert "To train: 1" in planned.out, planned.err
     assert (NO_END in planned.out) == (not markers)
 
 
@@ -205,9 +218,9 @@ def test_a_plan_counts_empty_answers_and_what_is_left_out(tmp_path, capsys):
     model = model_with(TURN, tmp_path / "model", MARKERS)
     planned = command(capsys, tmp_path, model, f"method.dataset={tmp_path}/own.jsonl", "mode=plan")
     assert planned.code == 0, planned.err
-    said = " ".join(planned.out.split())
-    assert "answers without text in the training data, which are not trained on: 4" in said
-    assert "left out of the training data: 3 of 8 conversations" in said
+    output = " ".join(planned.out.split())
+    assert "answers without text in the training data, which are not trained on: 4" in output
+    assert "left out of the training data: 3 of 8 conversations" in output
 
 
 @pytest.mark.slow
@@ -217,8 +230,10 @@ def test_a_run_and_its_results_count_empty_answers(tmp_path, capsys):
     ended = command(
         capsys, tmp_path, model, f"method.dataset={tmp_path}/own.jsonl", "method.warmup_ratio=0"
     )
-    told = "answers without text in the training data, which are not trained on: 1"
-    assert ended.code == 0 and told in ended.err and told in ended.out, ended.err
+    message = "answers without text in the training data, which are not trained on: 1"
+    assert ended.code == 0, ended.err
+    assert message in ended.err, ended.err
+    assert message in ended.out, ended.err
     training = block_of(ended)["finetune_freeze"]["training"]
     assert (training["empty_answers"], training["left_out"], training["conversations"]) == (1, 1, 4)
 
@@ -227,15 +242,17 @@ def test_a_run_and_its_results_count_empty_answers(tmp_path, capsys):
 def test_a_run_says_it_and_a_trained_model_stops_at_the_token_that_it_learned(tmp_path, capsys):
     model = model_with(TURN, tmp_path / "endless", [])
     ended = command(capsys, tmp_path, model)
-    assert ended.code == 0 and NO_END in ended.err and NO_END in ended.out, ended.err
+    assert ended.code == 0, ended.err
+    assert NO_END in ended.err, ended.err
+    assert NO_END in ended.out, ended.err
     assert block_of(ended)["finetune_freeze"]["training"]["answer_end"] is None
 
     model = model_with(TURN, tmp_path / "model", MARKERS)
     ended = command(capsys, tmp_path, model)
     assert NO_END not in ended.err + ended.out
-    own = block_of(ended)["finetune_freeze"]
-    assert own["training"]["answer_end"] == "<|user|>"
-    trained = tmp_path / "models" / own["model"] / "model"
+    report = block_of(ended)["finetune_freeze"]
+    assert report["training"]["answer_end"] == "<|user|>"
+    trained = tmp_path / "models" / report["model"] / "model"
     user = make_tokenizer().vocab_size
     ends = json.loads((trained / "generation_config.json").read_text())["eos_token_id"]
     assert ends == [256, user], "that of the model, and the marker"

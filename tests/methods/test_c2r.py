@@ -1,9 +1,9 @@
 """`method=c2r`, and fine-tuning under its constraint, on the embedded model and on small ones.
 
-Broken by: a constraint that does not reach the router or a pass of the training, a profile that is used for another
-model, a run that is stored under the id of another profile, a profile of test documents that is not reported, gradients
-of experts that were not taken, an evaluation of the fine-tuned model without the constraint, a resume that ends in other
-weights.
+Broken by: a constraint that does not reach the router or a pass of the training,
+a profile that is used for another model, a run that is stored under the id of another profile,
+a profile of test documents that is not reported, gradients of experts that were not taken,
+an evaluation of the fine-tuned model without the constraint, a resume that ends in other weights.
 """
 
 import json
@@ -47,7 +47,8 @@ def command(capsys: Any, folder: Path, *keys: str) -> Ended:
 @pytest.mark.slow
 def test_it_counts_a_profile_and_constrains(tmp_path, capsys):
     block = block_of(command(capsys, tmp_path, "method.partners=3", "metrics=expert"))
-    assert block["c2r"]["partners"] == 3 and 0 < block["c2r"]["changed_fraction"] < 1
+    assert block["c2r"]["partners"] == 3
+    assert 0 < block["c2r"]["changed_fraction"] < 1
     assert answers(tmp_path, "*", block["run_id"]) != answers(
         tmp_path, "*", block["baseline"]["run_id"]
     )
@@ -56,15 +57,13 @@ def test_it_counts_a_profile_and_constrains(tmp_path, capsys):
 
     # under the constraint no expert goes with more than 3 others that chose it, or that it chose
     folder = next(tmp_path.glob(f"runs/*-{block['run_id'][:8]}"))
-    found = json.loads((folder / "expert_metrics.json").read_text())
+    metrics = json.loads((folder / "expert_metrics.json").read_text())
     base = json.loads((next(tmp_path.glob("runs/*-base-*")) / "expert_metrics.json").read_text())
-    assert found["collaboration"]["all"]["value"] < base["collaboration"]["all"]["value"]
-    assert (
-        found["capacity"] is None
-        and found["specialization"] is None
-        and base["capacity"] is not None
-    )
-    assert found["baseline"]["capacity"] == base["capacity"]
+    assert metrics["collaboration"]["all"]["value"] < base["collaboration"]["all"]["value"]
+    assert metrics["capacity"] is None
+    assert metrics["specialization"] is None
+    assert base["capacity"] is not None
+    assert metrics["baseline"]["capacity"] == base["capacity"]
 
     # the base model where all others are partners
     free = block_of(command(capsys, tmp_path, "method.partners=15"))
@@ -73,13 +72,16 @@ def test_it_counts_a_profile_and_constrains(tmp_path, capsys):
         tmp_path, "*", free["baseline"]["run_id"]
     )
     default, eight = (
-        block_of(command(capsys, tmp_path, *own)) for own in ([], ["method.partners=8"])
+        block_of(command(capsys, tmp_path, *overrides)) for overrides in ([], ["method.partners=8"])
     )
     assert default["run_id"] == eight["run_id"]
 
 
 def pairs_of_conversations_read_alone(count: int) -> torch.Tensor:
-    """[layers, experts, experts]: tokens that take both experts; on the diagonal, that take the expert."""
+    """[layers, experts, experts]: tokens that take both experts.
+
+    On the diagonal: tokens that take the expert.
+    """
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     pairs = torch.zeros(8, 16, 16, dtype=torch.long)
@@ -102,23 +104,27 @@ def test_a_profile_of_a_run_is_taken_by_its_content(tmp_path, capsys):
     folder = Path(plain.out.splitlines()[-1]).parent
     counts = folder / "expert_metrics" / "counts.safetensors"
     ended = command(capsys, tmp_path, f"method.profile={folder}", "method.partners=4")
-    one = block_of(ended)
-    assert one["c2r"]["test_profile"] and "test-profile: routed by" in ended.out
-    same = block_of(command(capsys, tmp_path, f"method.profile={counts}", "method.partners=4"))
-    assert one["run_id"] == same["run_id"]
-    other = load_file(counts)
-    other["pairs.prefill"][0, 1, 2] += 1
-    save_file(other, tmp_path / "other.safetensors")
+    first_block = block_of(ended)
+    assert first_block["c2r"]["test_profile"]
+    assert "test-profile: routed by" in ended.out
+    same_block = block_of(
+        command(capsys, tmp_path, f"method.profile={counts}", "method.partners=4")
+    )
+    assert first_block["run_id"] == same_block["run_id"]
+    other_counts = load_file(counts)
+    other_counts["pairs.prefill"][0, 1, 2] += 1
+    save_file(other_counts, tmp_path / "other.safetensors")
     ended = command(
         capsys, tmp_path, f"method.profile={tmp_path}/other.safetensors", "method.partners=4"
     )
-    assert block_of(ended)["run_id"] != one["run_id"]
-    pairs = {"pairs": other["pairs.prefill"] + other["pairs.decode"] + 1}
+    assert block_of(ended)["run_id"] != first_block["run_id"]
+    pairs = {"pairs": other_counts["pairs.prefill"] + other_counts["pairs.decode"] + 1}
     save_file(pairs, tmp_path / "recorded.safetensors")
     ended = command(
         capsys, tmp_path, f"method.profile={tmp_path}/recorded.safetensors", "method.partners=4"
     )
-    assert block_of(ended)["c2r"]["test_profile"] is False and "test-profile" not in ended.out
+    assert block_of(ended)["c2r"]["test_profile"] is False
+    assert "test-profile" not in ended.out
 
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek")
@@ -126,7 +132,8 @@ SHORT = ["task=toy_choice", "limit=3"]
 
 
 def pairs_of(model, seed=0):
-    facts, generator = facts_of(model), torch.Generator().manual_seed(seed)
+    facts = facts_of(model)
+    generator = torch.Generator().manual_seed(seed)
     return torch.randint(
         0, 99, (facts.moe_layers, facts.experts, facts.experts), generator=generator
     )
@@ -143,16 +150,18 @@ def test_during_training_each_token_takes_partners_of_its_first_expert(family, t
     model = deepcopy(small_model(family))
     allowed = allowed_of(model)
     training = replace(training_of(tmp_path, count=4, held_out=2), allowed_LEE=allowed)
-    seen, trainer = Seen(), module.FreezeTrainer
+    seen = Seen()
+    trainer = module.FreezeTrainer
 
-    def watched(**given):
+    def watched(**arguments):
         stack.enter_context(routed(model, seen))
-        return trainer(**given)
+        return trainer(**arguments)
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(module, "FreezeTrainer", watched)
-        _, told = finetune(training, model)
-    assert told["validation"]["losses"] and seen.routings
+        _, summary = finetune(training, model)
+    assert summary["validation"]["losses"]
+    assert seen.routings
     for router, routing in zip(seen.routers, seen.routings, strict=True):
         scores = router.scores(routing.logits_TE)
         first = routing.index_TK.gather(
@@ -176,22 +185,26 @@ def test_gradients_are_those_of_finite_differences(family):
 
     loss().backward()
     assert policy.counts()["constrained_decisions"], "the constraint changes decisions"
-    own = {name: each for name, each in model.named_parameters() if each.grad is not None}
+    parameters = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
     chosen = [
         name
-        for name in own
+        for name in parameters
         if "gate.weight" in name or "router.weight" in name or "down_proj" in name
     ]
     step = 1e-4  # larger ones change choices; routers compute their softmax in float32
     for name in chosen:
-        gradient = own[name].grad
+        gradient = parameters[name].grad
         direction = gradient / gradient.norm()
         with torch.no_grad():
-            own[name] += step * direction
+            parameters[name] += step * direction
             up = loss().item()
-            own[name] -= 2 * step * direction
+            parameters[name] -= 2 * step * direction
             down = loss().item()
-            own[name] += step * direction
+            parameters[name] += step * direction
         expected = (up - down) / (2 * step)
         assert gradient.norm().item() == pytest.approx(expected, rel=2e-2, abs=1e-4), name
 
@@ -203,7 +216,8 @@ def config(tmp_path, **keys):
 
 
 def test_activation_checkpointing_repeats_the_constrained_choice(tmp_path):
-    allowed, trained = partners_of(pairs_of(small_model("olmoe")), 2), []
+    allowed = partners_of(pairs_of(small_model("olmoe")), 2)
+    trained = []
     for checkpointing in (False, True):
         model = deepcopy(small_model("olmoe"))
         settings = {"partners": 2, "activation_checkpointing": checkpointing}
@@ -237,9 +251,9 @@ def test_the_profile_is_part_of_the_id(tmp_path):
         files = [str(tmp_path / f"{value}{copy}.safetensors") for copy in ("", "-again")]
         for file in files:
             save_file({"pairs": pairs}, file)
-        same = {prepare(config(tmp_path, partners=4, profile=file)).run_id for file in files}
-        assert len(same) == 1, "its content, not its path"
-        ids |= same
+        run_ids = {prepare(config(tmp_path, partners=4, profile=file)).run_id for file in files}
+        assert len(run_ids) == 1, "its content, not its path"
+        ids |= run_ids
     assert len(ids) == 4
 
 
@@ -247,17 +261,18 @@ def test_the_profile_is_part_of_the_id(tmp_path):
 def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fine_tuning(
     tmp_path, capsys
 ):
-    keys = "method.partners=3 method.dataset_size=12 method.validation_size=2 method.max_steps=4 metrics=expert"
+    keys = (
+        "method.partners=3 method.dataset_size=12 method.validation_size=2 method.max_steps=4 "
+        "metrics=expert"
+    )
     trained = ["method=finetune-freeze", *SHORT, *keys.split(), "method.learning_rate=0.01"]
     ended = run_command(capsys, *trained, f"output_dir={tmp_path}")
     block = block_of(ended)
     folder = tmp_path / "models" / block["finetune_freeze"]["model"]
     record = json.loads((folder / "training.json").read_text())
     assert block["c2r"]["partners"] == block["finetune_freeze"]["partners"] == 3
-    assert (
-        block["c2r"]["profile_sha256"] == record["profile_sha256"]
-        and not block["c2r"]["test_profile"]
-    )
+    assert block["c2r"]["profile_sha256"] == record["profile_sha256"]
+    assert not block["c2r"]["test_profile"]
     assert 0 < block["c2r"]["changed_fraction"] < 1
     stored = load_file(folder / "counts.safetensors")["pairs"]
     untrained = run_command(
@@ -269,21 +284,25 @@ def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fi
     assert block["compared"]["full_fine_tuning"]["paired"], "the same without a constraint"
     run = next(tmp_path.glob(f"runs/*-{block['run_id'][:8]}"))
     metrics = json.loads((run / "expert_metrics.json").read_text())
-    assert metrics["capacity"] is None and metrics["collaboration"]["all"]["value"] > 0
+    assert metrics["capacity"] is None
+    assert metrics["collaboration"]["all"]["value"] > 0
 
     # the evaluation is that of method=c2r on the trained model with the stored profile
-    other = tmp_path / "other"
-    again = [
+    other_output = tmp_path / "other"
+    second_blocks = [
         f"model.path={folder}/model",
         "method.partners=3",
         f"method.profile={folder}/counts.safetensors",
     ]
-    assert run_command(capsys, "method=c2r", *again, f"output_dir={other}", *SHORT).code == 0
-    assert answers(other, "c2r") == answers(tmp_path, "finetune-freeze", block["run_id"])
+    assert (
+        run_command(capsys, "method=c2r", *second_blocks, f"output_dir={other_output}", *SHORT).code
+        == 0
+    )
+    assert answers(other_output, "c2r") == answers(tmp_path, "finetune-freeze", block["run_id"])
     free = tmp_path / "free"
     keys = [f"model.path={folder / 'model'}", f"output_dir={free}", *SHORT]
     assert run_command(capsys, "method=base", *keys).code == 0
-    assert answers(free, "base") != answers(other, "c2r")
+    assert answers(free, "base") != answers(other_output, "c2r")
 
 
 def test_a_constraint_and_what_it_changed_are_reported_where_there_is_one():
@@ -292,9 +311,9 @@ def test_a_constraint_and_what_it_changed_are_reported_where_there_is_one():
         method(method.Config(name="finetune-freeze", partners=count)) for count in (None, 3)
     )
     counted = {"constrained_decisions": 1, "routing_decisions": 4}
-    blocks = [own.report(None, counted, {}) for own in (free, bound)]
-    assert "c2r" not in blocks[0] and blocks[1]["c2r"] == {"partners": 3, "changed_fraction": 0.25}
+    blocks = [finetuning.report(None, counted, {}) for finetuning in (free, bound)]
+    assert "c2r" not in blocks[0]
+    assert blocks[1]["c2r"] == {"partners": 3, "changed_fraction": 0.25}
     [line] = method.footnotes(blocks[1])
-    assert method.footnotes(blocks[0]) == [] and line.startswith(
-        "changed (finetune-freeze): decisions"
-    )
+    assert method.footnotes(blocks[0]) == []
+    assert line.startswith("changed (finetune-freeze): decisions")

@@ -1,8 +1,8 @@
 """`method=icl`: demonstrations before every question.
 
-Broken by: demonstrations that are not the nearest, or not in order; one that is cut in two; other demonstrations for a
-choice that is scored after an interruption; a test label that reaches a prompt; a request that is refused only after
-weights were loaded.
+Broken by: demonstrations that are not the nearest, or not in order; one that is cut in two;
+other demonstrations for a choice that is scored after an interruption; a test label that reaches
+a prompt; a request that is refused only after weights were loaded.
 """
 
 import json
@@ -47,9 +47,9 @@ def language_model(loaded, folder: Path | None = None, max_length: int | None = 
     config = context().config
     config.max_length = max_length
     scored = ScoredPrompt("\n\n", {" A", " B", " much longer"})
-    asked = {QUESTION: scored, "": ScoredPrompt("\n\n", {" A"})}
+    scored_prompts = {QUESTION: scored, "": ScoredPrompt("\n\n", {" A"})}
     settings = SimpleNamespace(k=k, most_similar=0.999)
-    return DemonstrationLM(loaded, config, settings, references(), asked, folder)
+    return DemonstrationLM(loaded, config, settings, references(), scored_prompts, folder)
 
 
 def answers(lm: EngineLM, *pairs: tuple[str, str]) -> list[float]:
@@ -59,17 +59,20 @@ def answers(lm: EngineLM, *pairs: tuple[str, str]) -> list[float]:
 def test_questions_are_scored_behind_their_nearest_references(loaded, tmp_path):
     lm = language_model(loaded, tmp_path)
     plain = EngineLM(loaded.model, loaded.tokenizer)
-    found = answers(lm, (QUESTION, " A"), (QUESTION, " B"))
-    assert found == rounding.approx(answers(plain, (BEHIND, " A"), (BEHIND, " B")))
+    scores = answers(lm, (QUESTION, " A"), (QUESTION, " B"))
+    assert scores == rounding.approx(answers(plain, (BEHIND, " A"), (BEHIND, " B")))
     assert json.loads((tmp_path / FILE).read_text()) == {"prompt": QUESTION, "asked": BEHIND}
-    assert lm.cost["reference_dropped"] == 1 and lm.cost["demonstrations_dropped"] == 0
+    assert lm.cost["reference_dropped"] == 1
+    assert lm.cost["demonstrations_dropped"] == 0
 
 
 def test_a_question_without_neighbours_is_asked_plainly(loaded):
-    lm, plain = language_model(loaded), EngineLM(loaded.model, loaded.tokenizer)
+    lm = language_model(loaded)
+    plain = EngineLM(loaded.model, loaded.tokenizer)
     lm._settings = SimpleNamespace(k=2, most_similar=-1.0)
     assert answers(lm, (QUESTION, " A")) == rounding.approx(answers(plain, (QUESTION, " A")))
-    assert lm.cost["reference_none"] == 1 and lm.cost["reference_dropped"] == 4
+    assert lm.cost["reference_none"] == 1
+    assert lm.cost["reference_dropped"] == 4
 
 
 def test_a_choice_by_itself_has_no_demonstrations(loaded):
@@ -82,11 +85,13 @@ def test_a_choice_by_itself_has_no_demonstrations(loaded):
 @pytest.mark.parametrize("dropped", [0, 1, 2])
 def test_what_does_not_fit_is_left_out_whole_the_farthest_first(loaded, dropped):
     """A token is a byte; the longest of all continuations has to fit, whichever is scored now."""
-    shown = BEHIND.split("\n\n", dropped)[-1]
-    room = len(shown) + len(" much longer") - 1
+    demonstrations = BEHIND.split("\n\n", dropped)[-1]
+    room = len(demonstrations) + len(" much longer") - 1
     fits = language_model(loaded, max_length=room)
     plain = EngineLM(loaded.model, loaded.tokenizer)
-    assert answers(fits, (QUESTION, " A")) == rounding.approx(answers(plain, (shown, " A")))
+    assert answers(fits, (QUESTION, " A")) == rounding.approx(
+        answers(plain, (demonstrations, " A"))
+    )
     assert fits.cost["demonstrations_dropped"] == dropped
     tighter = language_model(loaded, max_length=room - 1)
     answers(tighter, (QUESTION, " A"))
@@ -106,14 +111,16 @@ def prompts(folder: Path) -> list[dict[str, str]]:
 def test_the_command_shows_references_that_were_answered_correctly(tmp_path, capsys):
     ended = command(capsys, tmp_path, "task=toy_choice", "limit=6", "method.reference_size=64")
     block = block_of(ended)
-    assert block["icl"]["k"] == 3 and block["icl"]["reference"]["set"]["asked"] == 64
+    assert block["icl"]["k"] == 3
+    assert block["icl"]["reference"]["set"]["asked"] == 64
     [file] = tmp_path.glob("references/*/references.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     right = {line["text"] + line["answer"] for line in lines if line["correct"]}
     assert len(prompts(tmp_path)) == 6
     for line in prompts(tmp_path):
-        *shown, question = line["asked"].split("\n\n")
-        assert len(shown) == 3 and set(shown) <= right
+        *demonstrations, question = line["asked"].split("\n\n")
+        assert len(demonstrations) == 3
+        assert set(demonstrations) <= right
         assert question == line["prompt"]
     keys = ["task=toy_choice", "limit=2", "method.reference_size=64", f"output_dir={tmp_path}"]
     assert run_command(capsys, "method=c3po", *keys).code == 0
@@ -122,7 +129,7 @@ def test_the_command_shows_references_that_were_answered_correctly(tmp_path, cap
 
 @pytest.mark.slow
 def test_test_labels_reach_no_prompt(tmp_path, capsys):
-    asked = []
+    prompts_asked = []
     for letters in ("ABCABC", "CABBCA"):
         data = arc(tmp_path / letters, letters)
         keys = [
@@ -132,5 +139,5 @@ def test_test_labels_reach_no_prompt(tmp_path, capsys):
             "method.k=1",
         ]
         assert command(capsys, tmp_path / f"out-{letters}", *keys).code == 0
-        asked.append(prompts(tmp_path / f"out-{letters}"))
-    assert asked[0] == asked[1]
+        prompts_asked.append(prompts(tmp_path / f"out-{letters}"))
+    assert prompts_asked[0] == prompts_asked[1]

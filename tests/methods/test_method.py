@@ -1,6 +1,8 @@
-"""The interface of methods. Broken by: hooks in another order, a training hook that other methods see, a name that is
-not found, information of a session that is lost if all answers are stored, a stored result that is returned after a
-plug-in's code changed.
+"""The interface of methods.
+
+Broken by: hooks in another order, a training hook that other methods see, a name that is not found,
+information of a session that is lost if all answers are stored, a stored result that is returned
+after a plug-in's code changed.
 """
 
 from collections.abc import Iterator
@@ -54,9 +56,9 @@ def recorded(kind: type[Method], calls: list[str]) -> type[Method]:
     """The class, its hooks noted as they are called."""
 
     def noting(name: str) -> Any:
-        def call(self: Any, *given: Any) -> Any:
+        def call(self: Any, *arguments: Any) -> Any:
             calls.append(name)
-            return getattr(kind, name)(self, *given)
+            return getattr(kind, name)(self, *arguments)
 
         return call
 
@@ -68,8 +70,10 @@ def test_hooks_are_called_in_the_documented_order(tiny_olmoe_dir, tmp_path, monk
     calls: list[str] = []
     kind = recorded(Recorded, calls)
     monkeypatch.setattr(moe_lab.runs.prepare, "get_method", lambda name: kind)
-    one = config(tiny_olmoe_dir, small_data(tmp_path / "data"), tmp_path, limit=2, baseline=False)
-    run = prepare(one)
+    request = config(
+        tiny_olmoe_dir, small_data(tmp_path / "data"), tmp_path, limit=2, baseline=False
+    )
+    run = prepare(request)
     first = execute(run, ModelPool())
     assert calls == list(HOOKS)
     places = [method.__doc__.index(f"\n    {name} ") for name in HOOKS]
@@ -77,9 +81,9 @@ def test_hooks_are_called_in_the_documented_order(tiny_olmoe_dir, tmp_path, monk
     assert first.results["moe_lab"]["recorded"] == {"answered_by": "Noted"}
     calls.clear()
     (run.folder / "results.json").unlink()
-    again = execute(prepare(one), ModelPool())
+    second_outcome = execute(prepare(request), ModelPool())
     assert calls == ["trained_facts", "check", "data_identity", "identity", "report"]
-    assert again.results["moe_lab"]["recorded"] == {"answered_by": "Noted"}
+    assert second_outcome.results["moe_lab"]["recorded"] == {"answered_by": "Noted"}
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones():
@@ -116,7 +120,8 @@ def test_a_study_can_choose_the_settings_of_these_methods():
 @pytest.mark.parametrize("name", option_files("method", [resource_folder("conf")]))
 def test_every_yaml_names_a_method_and_holds_its_defaults(name):
     kind = get_method(name)
-    assert kind.Config.name == name and name in method_names()
+    assert kind.Config.name == name
+    assert name in method_names()
     stored = OmegaConf.to_container(
         OmegaConf.load(resource_folder("conf") / "method" / f"{name}.yaml")
     )
@@ -140,8 +145,8 @@ def test_a_method_is_one_module_and_one_yaml(tmp_path, monkeypatch):
         "        name: str = 'throw-away'\n"
     )
     (tmp_path / "throw_away.py").write_text(code)
-    found = tuple(option_files("method", [tmp_path / "conf"]))
-    monkeypatch.setattr(moe_lab.methods, "OWN_NAMES", found)
+    options = tuple(option_files("method", [tmp_path / "conf"]))
+    monkeypatch.setattr(moe_lab.methods, "OWN_NAMES", options)
     monkeypatch.setattr(moe_lab.methods, "__path__", [*moe_lab.methods.__path__, str(tmp_path)])
     assert method_names() == ["throw-away"]
     assert get_method("throw-away").Config().name == "throw-away"

@@ -1,7 +1,8 @@
 """The counts of the language model of a policy leave padding out.
 
-Broken by: padding that is counted as tokens of a text, by a policy whose tokens all count; an observer of the same passes
-after which nobody says what is padding; lm-eval's own code, which pads, for a policy that counts.
+Broken by: padding that is counted as tokens of a text, by a policy whose tokens all count;
+an observer of the same passes after which nobody says what is padding; lm-eval's own code,
+which pads, for a policy that counts.
 """
 
 from typing import Any
@@ -48,7 +49,9 @@ MAKERS = {"partners": partners, "steered": steered, "top-p": top_p}
 
 def by_hand(lm: PolicyLM, policy: Policy) -> dict[str, int]:
     """The counts of each text alone, in a pass of the model without padding."""
-    counted, changed, experts = 0, 0, 0
+    counted = 0
+    changed = 0
+    experts = 0
 
     def count(router: Router, routing: Routing) -> Routing | None:
         nonlocal counted, changed, experts
@@ -77,19 +80,21 @@ def lm_of(model: Any, tokenizer: Any, policy: Policy) -> PolicyLM:
 @pytest.mark.parametrize("family", ["olmoe", "qwen3_next"])
 def test_texts_of_a_batch_count_as_they_do_alone(family, maker, tokenizer):
     model = small_model(family)
-    policy, again = MAKERS[maker](model), MAKERS[maker](model)
+    policy = MAKERS[maker](model)
+    single_policy = MAKERS[maker](model)
     with routed(model, policy):
         lm = lm_of(model, tokenizer, policy)
         answered(lm, "loglikelihood_rolling", TEXTS)
-        found = {name: lm.cost[name] for name in policy.counts()}
+        costs = {name: lm.cost[name] for name in policy.counts()}
         model(torch.ones(2, 7, dtype=torch.long))  # a pass of another shape is not the LM's
-    assert found == by_hand(lm, again)
-    assert 0 < min(found.values()) < max(found.values())
+    assert costs == by_hand(lm, single_policy)
+    assert 0 < min(costs.values()) < max(costs.values())
 
 
 def test_an_observer_leaves_padding_out_too(tokenizer):
     model = small_model("olmoe")
-    policy, again = partners(model), partners(model)
+    policy = partners(model)
+    single_policy = partners(model)
     with routed(model, policy):
         lm = lm_of(model, tokenizer, policy)
         routes = Routes()
@@ -98,7 +103,7 @@ def test_an_observer_leaves_padding_out_too(tokenizer):
         once = dict(policy.counts())
         answered(lm, "loglikelihood_rolling", TEXTS)
     assert len(routes.reads) == len(TEXTS)
-    expected = by_hand(lm, again)
+    expected = by_hand(lm, single_policy)
     assert once == expected
     assert policy.counts() == {name: 2 * value for name, value in expected.items()}
 
@@ -138,4 +143,5 @@ def test_a_function_counts_nothing_and_needs_no_other_engine(tokenizer):
     model = small_model("qwen3_next")
     with routed(model, lambda router, routing: None):
         lm = lm_of(model, tokenizer, Policy(lambda router, routing: None))
-    assert lm.engine is None and "routing_decisions" not in lm.cost
+    assert lm.engine is None
+    assert "routing_decisions" not in lm.cost

@@ -1,9 +1,11 @@
-"""RoE's settings; profiles of studies, and the methods that take them: calibration, RoE, those whose settings a grid finds.
+"""RoE's settings; profiles of studies, and the methods that take them: calibration, RoE,
+those whose settings a grid finds.
 
-Broken by: settings that mean something else for a model, a file that is taken though it is no profile, a value lost on
-the way to disk, settings of another method, a key that a profile overrides in silence, a run whose id depends on the
-path of its profile or not on a scale, examples that were tuned on and are tested, a scale that changes greedy answers, a
-model without routers that is refused.
+Broken by: settings that mean something else for a model, a file that is taken though
+it is no profile, a value lost on the way to disk, settings of another method, a key that a profile
+overrides in silence, a run whose id depends on the path of its profile or not on a scale,
+examples that were tuned on and are tested, a scale that changes greedy answers, a model
+without routers that is refused.
 """
 
 from contextlib import nullcontext
@@ -71,10 +73,10 @@ def test_a_dense_model_is_calibrated_too(tokenizer):
     }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).eval()
     pair = [("2 + 2 =", " 4")]
-    one, other = (
+    base, calibrated = (
         answers(model, tokenizer, "loglikelihood", pair, logit_scale=scale) for scale in (1.0, 2.0)
     )
-    assert one[0][0] != pytest.approx(other[0][0], abs=1e-4)
+    assert base[0][0] != pytest.approx(calibrated[0][0], abs=1e-4)
 
 
 def test_a_profile_gives_its_scale_and_its_documents_are_left_out(tmp_path):
@@ -82,7 +84,8 @@ def test_a_profile_gives_its_scale_and_its_documents_are_left_out(tmp_path):
         replace(PROFILE, logit_scale=3.0, calibrated_scale=1.25).text()
     )
     method = calibration(logit_scale=str(tmp_path / "best.yaml"))
-    assert method.logit_scale == 1.25 and method.tuned_on == frozenset(PROFILE.documents)
+    assert method.logit_scale == 1.25
+    assert method.tuned_on == frozenset(PROFILE.documents)
     assert (
         method.identity(facts())["logit_scale"]
         == 1.25
@@ -118,17 +121,18 @@ def test_roe_takes_its_temperatures_documents_and_study(file):
     assert method.tuned_on == frozenset(PROFILE.documents)
     assert method.first_noisy(4) == 1
     report = method.report(facts(moe_layers=4), {}, {})
-    assert "untuned" not in report and report["tuning"]["study"] == PROFILE.study
+    assert "untuned" not in report
+    assert report["tuning"]["study"] == PROFILE.study
     assert report["tuning"]["samples"] == {"toy_math": [1, 5]}
 
 
 def test_a_profile_is_part_of_the_identity_wherever_it_lies(file, tmp_path):
-    other = tmp_path / "elsewhere.yaml"
-    other.write_text(file.read_text())
+    other_file = tmp_path / "elsewhere.yaml"
+    other_file.write_text(file.read_text())
     first = roe(temperature=str(file)).identity(facts(moe_layers=4))
-    assert roe(temperature=str(other)).identity(facts(moe_layers=4)) == first
-    other.write_text(replace(PROFILE, temperature=[0.0, 0.2, 0.0, 0.4]).text())
-    assert roe(temperature=str(other)).identity(facts(moe_layers=4)) != first
+    assert roe(temperature=str(other_file)).identity(facts(moe_layers=4)) == first
+    other_file.write_text(replace(PROFILE, temperature=[0.0, 0.2, 0.0, 0.4]).text())
+    assert roe(temperature=str(other_file)).identity(facts(moe_layers=4)) != first
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,8 @@ def test_a_study_stores_all_keys():
     assert method.settings({"power": 0.25}) == {"rank": 4, "power": 0.25}
     assert method.at({"power": 0.25}).power == 0.25
     assert method.with_profile("best.yaml") == replace(method.config, profile="best.yaml")
-    assert powered().tuning_block == {"untuned": True} and powered().tuned_on == frozenset()
+    assert powered().tuning_block == {"untuned": True}
+    assert powered().tuned_on == frozenset()
 
 
 def test_a_key_that_contradicts_the_profile_is_refused(path):
@@ -215,7 +220,8 @@ def test_it_is_compared_with_calibration_where_its_study_measured_it(tmp_path, p
     )
     (tmp_path / "best.yaml").write_text(replace(TUNED, calibrated_scale=1.1).text())
     config, overrides = powered(profile=path).comparisons(greedy=False)["calibration"]
-    assert config.logit_scale == path and overrides == [
+    assert config.logit_scale == path
+    assert overrides == [
         "method=calibration",
         f"method.logit_scale={path}",
     ]
@@ -240,9 +246,13 @@ def test_report():
         return roe(n=4).report(facts(moe_layers=5), counters, {})["roe"]
 
     assert reported(changed_decisions=3, noisy_decisions=12) == {
-        "n": 4, "temperatures": [0, 0.1, 0.1, 0.1, 0], "cache": "clean", "prefill": "noisy",
-        "weights": "clean", "changed_fraction": 0.25,
-    }  # fmt: skip
+        "n": 4,
+        "temperatures": [0, 0.1, 0.1, 0.1, 0],
+        "cache": "clean",
+        "prefill": "noisy",
+        "weights": "clean",
+        "changed_fraction": 0.25,
+    }
     assert reported()["changed_fraction"] is None
     assert reported(noisy_decisions=12)["changed_fraction"] == 0, (
         "the log of a run leaves out counts of 0"
@@ -251,12 +261,16 @@ def test_report():
 
 @pytest.mark.parametrize("reuse", [True, False])
 def test_a_study_opens_with_its_own_ensemble(olmoe, tokenizer, reuse):
-    """The trials of a study start in a fork layer of their own, and with given prefixes nothing may be reused."""
+    """The trials of a study start in its own fork layer.
+
+    With given prefixes nothing may be reused.
+    """
     method = roe(n=6, temperature=[0, 0, 0.2, 0])
     first = roe(n=3).ensemble([0.0, 0.0, 0.0, 0.0], 1, seed=4)
     study = StudyStart(first=first, reuse=reuse)
     with method.open(loaded(olmoe, tokenizer), context(study=study)) as lm:
-        assert lm.ensemble is first and not lm.progress
+        assert lm.ensemble is first
+        assert not lm.progress
         read = [_tokens_read(lm) for _ in range(2)]
     assert (read[1] < read[0]) is reuse
 
@@ -270,12 +284,15 @@ def _tokens_read(lm) -> int:
 
 def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
     with opened(roe(n=6, temperature=[0, 0, 0.2, 0]), olmoe, tokenizer, seed=4) as lm:
-        assert lm.ensemble.n == 6 and lm.ensemble.first_noisy == 2
-        assert lm.ensemble.routing.seed == 4 and lm.ensemble.routing.temperatures == [0, 0, 0.2, 0]
+        assert lm.ensemble.n == 6
+        assert lm.ensemble.first_noisy == 2
+        assert lm.ensemble.routing.seed == 4
+        assert lm.ensemble.routing.temperatures == [0, 0, 0.2, 0]
     with opened(roe(cache="none", prefill="clean"), olmoe, tokenizer, seed=4) as lm:
         assert (lm.ensemble.cache, lm.ensemble.prefill) == ("none", "clean")
     with opened(roe(n=1), olmoe, tokenizer, seed=4) as lm:
-        assert lm.ensemble.n == 1 and lm.ensemble.routing is None
+        assert lm.ensemble.n == 1
+        assert lm.ensemble.routing is None
     with opened(roe(noise="antithetic"), olmoe, tokenizer, seed=4) as lm:
         assert lm.ensemble.routing.antithetic
 

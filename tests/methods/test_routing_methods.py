@@ -1,10 +1,12 @@
-"""`method=top-k`, `top-p` and `policy` against full forward passes in float64 whose experts are chosen by hand.
+"""`method=top-k`, `top-p` and `policy` against full forward passes in float64 whose
+experts are chosen by hand.
 
-Broken by: an expert too many or too few, weights that are not the family's for this number, a token that takes more than
-k_max, padding that is counted as tokens, the model's own number or p=1 that is not the base model bit for bit. For a
-function of a file: keys that do not reach it, a decision that does not reach the experts, a missing expert that has a
-weight, a run id without the file's content or with its path, a study whose first trial is taken for the base model, a
-function that no worker can import.
+Broken by: an expert too many or too few, weights that are not the family's for this number,
+a token that takes more than k_max, padding that is counted as tokens, the model's own number
+or p=1 that is not the base model bit for bit. For a function of a file: keys that do not reach it,
+a decision that does not reach the experts, a missing expert that has a weight, a run id without
+the file's content or with its path, a study whose first trial is taken for the base model,
+a function that no worker can import.
 """
 
 import importlib
@@ -75,12 +77,12 @@ def order_of(router: Any, logits: Any) -> tuple[list[int], Any]:
 
 def chosen(router: Any, logits: Any, p: float, k_max: int) -> list[int]:
     order, probs = order_of(router, logits)
-    taken: list[int] = []
-    while len(taken) < min(k_max, len(order)) and (
-        p == 1 or sum(float(probs[e]) for e in taken) < p
+    chosen_experts: list[int] = []
+    while len(chosen_experts) < min(k_max, len(order)) and (
+        p == 1 or sum(float(probs[e]) for e in chosen_experts) < p
     ):
-        taken.append(order[len(taken)])
-    return taken
+        chosen_experts.append(order[len(chosen_experts)])
+    return chosen_experts
 
 
 def log_probs(model64: Any, ids: list[int], p: float, k_max: int) -> tuple[Any, int]:
@@ -90,7 +92,8 @@ def log_probs(model64: Any, ids: list[int], p: float, k_max: int) -> tuple[Any, 
     def route(layer: int, router: Any, output: Any) -> Any:
         nonlocal total
         logits_TE, weights_TK, _ = output
-        weights, index = torch.zeros_like(logits_TE, dtype=weights_TK.dtype), logits_TE.argsort()
+        weights = torch.zeros_like(logits_TE, dtype=weights_TK.dtype)
+        index = logits_TE.argsort()
         for token, logits in enumerate(logits_TE):
             experts = chosen(router, logits, p, k_max)
             total += len(experts)
@@ -121,32 +124,35 @@ def test_tokens_take_the_fewest_experts_that_reach_p_or_k_of_them(
     method, family, p, k_max, tokenizer
 ):
     model = small_model(family)
-    double, own = (
-        in_float64(model),
-        top_k(k=k_max) if method == "top-k" else top_p(p=p, k_max=k_max),
-    )
-    with opened(own, model, tokenizer) as lm:
-        check_answers(
-            lm, lambda ids: log_probs(double, ids, p, k_max or 8)[0], model.config.eos_token_id
-        )
+    double = in_float64(model)
+    routed = top_k(k=k_max) if method == "top-k" else top_p(p=p, k_max=k_max)
+
+    def expected_log_probs(ids: list[int]) -> torch.Tensor:
+        return log_probs(double, ids, p, k_max or 8)[0]
+
+    with opened(routed, model, tokenizer) as lm:
+        check_answers(lm, expected_log_probs, model.config.eos_token_id)
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_the_mean_number_of_experts_is_that_of_the_tokens_that_were_read(batch_size, tokenizer):
-    model, texts = small_model("olmoe"), [("three red pens",), ("a",), ("one and two",)]
+    model = small_model("olmoe")
+    texts = [("three red pens",), ("a",), ("one and two",)]
     double = in_float64(model)
     method = top_p(p=0.5, k_max=4)
     with opened(method, model, tokenizer) as lm:
         lm.budget = lm.engine.budget = replace(lm.budget, sequences=batch_size)
         answered(lm, "loglikelihood_rolling", texts)
         counts = lm.cost
-    total, decisions = 0.0, 0
+    total = 0.0
+    decisions = 0
     for (text,) in texts:
         ids = [lm.prefix_token_id, *lm.tok_encode(text)][:-1]
         total += log_probs(double, ids, 0.5, 4)[1]
         decisions += 4 * len(ids)
     assert counts["routing_decisions"] == decisions == 4 * counts["tokens_in"]
-    assert counts["chosen_experts"] == total and 1 < total / decisions < 4
+    assert counts["chosen_experts"] == total
+    assert 1 < total / decisions < 4
     block = method.report(facts_of(model), counts, {})["top_p"]
     assert block == {"p": 0.5, "k_max": 4, "experts_per_token": total / decisions}
 
@@ -154,7 +160,8 @@ def test_the_mean_number_of_experts_is_that_of_the_tokens_that_were_read(batch_s
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", [top_k(k=2), top_p(p=1.0, k_max=2)], ids=["top-k", "top-p"])
 def test_the_models_own_number_is_the_base_model_bit_for_bit(method, family, tokenizer):
-    model, expected = small_model(family), base_answers(small_model(family), tokenizer)
+    model = small_model(family)
+    expected = base_answers(small_model(family), tokenizer)
     with opened(method, model, tokenizer) as lm:
         assert both_answers(lm) == expected
         lm.set_ensemble(lm.ensemble)  # as a study does
@@ -172,9 +179,9 @@ def test_a_number_that_a_model_cannot_have_is_refused():
 
 def test_the_grids_begin_with_the_base_model():
     assert top_k().grid(FACTS) == [{"k": 2}, {"k": 1}, {"k": 3}, {"k": 4}]
-    first, *others = top_p().grid(FACTS)
+    first, *other_settings = top_p().grid(FACTS)
     assert first == {"p": 1.0, "k_max": 2}
-    assert others == [{"p": tenth / 10, "k_max": 6} for tenth in range(1, 10)]
+    assert other_settings == [{"p": tenth / 10, "k_max": 6} for tenth in range(1, 10)]
 
 
 IDEAS = '''
@@ -241,8 +248,8 @@ def test_the_function_decides(ideas, family, tokenizer):
         logits, weights, index = output
         weights = weights.clone()
         if layer < 3:
-            for token, own in enumerate(weights):
-                weights[token, own.argmin()] *= 0.25
+            for token, weight_row in enumerate(weights):
+                weights[token, weight_row.argmin()] *= 0.25
         return logits, weights, index
 
     def log_probs(ids: list[int]) -> Any:
@@ -255,29 +262,29 @@ def test_the_function_decides(ideas, family, tokenizer):
 
 
 def test_missing_experts_have_no_weight(ideas, tokenizer):
-    found = []
+    weights = []
     for function in ("strongest", "drop_weakest"):  # of two experts
         with opened(policy(function), small_model("olmoe"), tokenizer) as lm:
-            found.append([score for score, _ in answered(lm, "loglikelihood", PAIRS)])
-    assert found[0] == rounding.approx(found[1], tokens=4)
+            weights.append([score for score, _ in answered(lm, "loglikelihood", PAIRS)])
+    assert weights[0] == rounding.approx(weights[1], tokens=4)
 
 
 def test_the_content_of_the_file_is_in_the_identity(ideas):
-    own = policy("drop_weakest").identity(FACTS)
+    identity = policy("drop_weakest").identity(FACTS)
     ideas.rename("renamed.py")
-    assert policy("drop_weakest", file="renamed.py").identity(FACTS) == own
-    assert policy("drop_weakest", file="renamed.py", scale=0.5).identity(FACTS) != own
+    assert policy("drop_weakest", file="renamed.py").identity(FACTS) == identity
+    assert policy("drop_weakest", file="renamed.py", scale=0.5).identity(FACTS) != identity
     strongest = [
         policy("strongest", file="renamed.py", **keys).identity(FACTS) for keys in ({}, {"k": 1})
     ]
-    assert run_id(strongest[0]) == run_id(strongest[1]) != run_id(own)
+    assert run_id(strongest[0]) == run_id(strongest[1]) != run_id(identity)
     Path("renamed.py").write_text(IDEAS + "\nMORE = 1\n", encoding="utf-8")
-    assert policy("drop_weakest", file="renamed.py").identity(FACTS) != own
+    assert policy("drop_weakest", file="renamed.py").identity(FACTS) != identity
 
 
 def test_the_files_that_it_imports_are_in_the_identity(ideas):
-    own = policy("drop_weakest").identity(FACTS)
-    assert "imports" not in own, "ids of files without imports stay"
+    identity = policy("drop_weakest").identity(FACTS)
+    assert "imports" not in identity, "ids of files without imports stay"
     ideas.with_name("sharing.py").write_text("SHARE = 1.0\n", encoding="utf-8")
     ideas.write_text(
         f"{IDEAS}\ntry:\n    from sharing import SHARE\nexcept ImportError:\n    SHARE = 1\n",
@@ -304,7 +311,8 @@ def draws(router, routing, temperature=3.0):
     scores_TE = router.scores(routing.logits_TE)
     noise_TE = -torch.rand_like(scores_TE).clamp(1e-9, 1 - 1e-7).log().neg().log().neg()
     index_TK = router.choose(scores_TE + temperature * noise_TE, routing.index_TK.shape[-1])
-    return routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK))
+    weights_TK = router.weights(routing.logits_TE, index_TK)
+    return routing._replace(index_TK=index_TK, weights_TK=weights_TK)
 
 
 def shrinks(router, routing):
@@ -374,8 +382,10 @@ def test_a_plain_function_is_the_policy_of_a_method(tokenizer):
 
 
 def test_a_decision_is_returned_and_not_written(ideas, tokenizer):
-    told = pytest.raises(RoutingError, match="wrote into the decision for model.layers.0.mlp.gate")
-    with told, opened(policy("writes"), small_model("olmoe"), tokenizer) as lm:
+    refusal = pytest.raises(
+        RoutingError, match="wrote into the decision for model.layers.0.mlp.gate"
+    )
+    with refusal, opened(policy("writes"), small_model("olmoe"), tokenizer) as lm:
         answered(lm, "loglikelihood", PAIRS)
 
 
@@ -383,15 +393,15 @@ def test_expert_metrics_of_a_function_are_counted(ideas, tmp_path, capsys):
     keys = ["method.policy=ideas.py:drop_weakest", "metrics=expert", "task=toy_choice", "limit=2"]
     ended = run_command(capsys, "method=policy", *keys, "baseline=false", f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
-    found = json.loads((ended.folders[-1] / "expert_metrics.json").read_text())
-    assert found["load_balance"]["all"]["value"] > 0 and found["capacity"] is None
+    metrics = json.loads((ended.folders[-1] / "expert_metrics.json").read_text())
+    assert metrics["load_balance"]["all"]["value"] > 0
+    assert metrics["capacity"] is None
 
 
 def test_what_was_tuned_is_noted(ideas):
     """A function without keys has nothing to tune."""
-    assert policy("writes").tuning_block == {} and policy("drop_weakest").tuning_block == {
-        "untuned": True
-    }
+    assert policy("writes").tuning_block == {}
+    assert policy("drop_weakest").tuning_block == {"untuned": True}
 
 
 @pytest.mark.parametrize(
@@ -418,7 +428,9 @@ def test_what_was_tuned_is_noted(ideas):
 )
 def test_a_wrong_function_or_key_is_one_message(ideas, capsys, override, message):
     ended = run_command(capsys, "method=policy", "method.policy=ideas.py:drop_weakest", override)
-    assert ended.code == 2 and message in ended.err and "Traceback" not in ended.err
+    assert ended.code == 2
+    assert message in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_only_numbers_are_tuned(ideas):
@@ -430,15 +442,16 @@ def test_only_numbers_are_tuned(ideas):
 
 
 def test_hydra_prints_a_configuration_with_the_keys_of_a_function(ideas, capsys):
-    own = ["method=policy", "method.policy=ideas.py:drop_weakest", "method.scale=0.3"]
-    assert "scale: 0.3" in run_command(capsys, *own, "--cfg", "job").out
-    assert "Unknown model" in run_command(capsys, *own, "model=none").err
+    overrides = ["method=policy", "method.policy=ideas.py:drop_weakest", "method.scale=0.3"]
+    assert "scale: 0.3" in run_command(capsys, *overrides, "--cfg", "job").out
+    assert "Unknown model" in run_command(capsys, *overrides, "model=none").err
 
 
 def test_the_keys_of_a_function_apply_to_its_cells_of_an_experiment(ideas, capsys):
     Path("experiments").mkdir()
     cells = "{task: [toy_choice], method: [base, [policy, 'method.policy=ideas.py:drop_weakest']]}"
-    text = f"{{title: '', source: '', scales: {{tiny: {{grid: {cells}}}}}, rows: [method], columns: [task]}}"
+    scales = f"{{tiny: {{grid: {cells}}}}}"
+    text = f"{{title: '', source: '', scales: {scales}, rows: [method], columns: [task]}}"
     Path("experiments/mine.yaml").write_text(text)
     command = ["--config-dir", ".", "experiment=mine", "mode=plan"]
     assert "To run: 2," in run_command(capsys, *command, "method.scale=0.3").out
@@ -446,7 +459,10 @@ def test_the_keys_of_a_function_apply_to_its_cells_of_an_experiment(ideas, capsy
 
 
 def test_a_file_that_cannot_be_imported_is_one_message(ideas):
-    command = 'import moe_lab; moe_lab.run(["method=policy", "method.policy=ideas.py:f", "task=toy_choice"])'
+    command = (
+        'import moe_lab; moe_lab.run(["method=policy", "method.policy=ideas.py:f", '
+        '"task=toy_choice"])'
+    )
     for content, message in (
         ("import no_such_module", "ModuleNotFoundError: No module named"),
         (command, "ConfigError: it runs a command: write that below"),
@@ -461,9 +477,10 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     """The command, a grid and Python share runs; studies begin with the function's defaults."""
     monkeypatch.syspath_prepend(ideas.parent)
     task = ["task=toy_choice", "limit=12", "output_dir=out"]
-    own = ["method=policy", "method.policy=ideas.py:drop_weakest"]
-    ended = run_command(capsys, "-m", *own, "method.scale=0,0.5", *task)
-    assert "method.scale=0.5 " in ended.out and "difference" in ended.out, ended.out
+    overrides = ["method=policy", "method.policy=ideas.py:drop_weakest"]
+    ended = run_command(capsys, "-m", *overrides, "method.scale=0,0.5", *task)
+    assert "method.scale=0.5 " in ended.out, ended.out
+    assert "difference" in ended.out, ended.out
     function = importlib.import_module("ideas").drop_weakest
     results = moe_lab.run(
         policy=function, task="toy_choice", limit=12, output_dir=Path("out"), quiet=True
@@ -474,8 +491,9 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     for tuning in (["tuning=grid"], ["tuning=tpe", "tuning.n_trials=3"]):
         for file in ("ideas.py", ideas):  # one study, whose profile has no path
             place = f"method.policy={file}:drop_weakest"
-            ended = run_command(capsys, *own, place, *search, *tuning, *task)
-            assert ended.code == 0 and "calibrated" not in ended.out, ended.err
+            ended = run_command(capsys, *overrides, place, *search, *tuning, *task)
+            assert ended.code == 0, ended.err
+            assert "calibrated" not in ended.out, ended.err
     assert len(list(Path("out/studies").iterdir())) == 2
 
 

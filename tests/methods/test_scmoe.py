@@ -1,8 +1,9 @@
 """`method=scmoe` against two full passes for every token, in float64 and without a cache.
 
-Broken by: a weak sample with other experts or weights, at other tokens or in other layers, that reads another history; a
-contrast of other logits; a token that is decoded though it is not plausible; -inf for a token that is scored; a strength
-of 0 that is not the base model bit for bit; a prompt that is read twice.
+Broken by: a weak sample with other experts or weights, at other tokens or in other layers,
+that reads another history; a contrast of other logits; a token that is decoded though it is not
+plausible; -inf for a token that is scored; a strength of 0 that is not the base model bit for bit;
+a prompt that is read twice.
 """
 
 import csv
@@ -59,19 +60,19 @@ class SlowContrast(NamedTuple):
     cache: str
 
     def logits_after(self, ids: list[int], weak_positions: range) -> Any:
-        """float64 [V] of one pass in which the tokens at `weak_positions` are routed weakly in all MoE layers."""
+        """float64 [V] of one pass. Tokens at `weak_positions` are routed weakly in all layers."""
 
         def route(layer: int, router: Any, output: Any) -> Any:
             logits_TE, weights_TK, index_TK = output
             weights_TK = weights_TK.clone()
             index_TK = index_TK.clone()
             for token in weak_positions:
-                weak, others = self.weak_and_others(router, logits_TE[token])
+                weak, other_experts = self.weak_and_others(router, logits_TE[token])
                 [weight] = weights_of(
                     self.model64.config.model_type, router, logits_TE[token], [weak]
                 )
                 # the other experts have no weight
-                index_TK[token] = torch.tensor([weak, *others[: index_TK.shape[-1] - 1]])
+                index_TK[token] = torch.tensor([weak, *other_experts[: index_TK.shape[-1] - 1]])
                 weights_TK[token] = 0
                 weights_TK[token, 0] = weight
             return logits_TE, weights_TK, index_TK
@@ -265,8 +266,8 @@ def test_a_study_finds_settings_that_another_run_takes(tmp_path, capsys, monkeyp
     result = block_of(ended)
     assert result["scmoe"]["beta"] == beta
 
-    again = block_of(
+    second_block = block_of(
         run_command(capsys, *command, f"method.profile={profile_file}", "baseline=false")
     )
-    assert again["run_id"] == result["run_id"]
-    assert "untuned" not in again
+    assert second_block["run_id"] == result["run_id"]
+    assert "untuned" not in second_block

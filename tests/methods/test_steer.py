@@ -1,8 +1,9 @@
 """`method=steer` against rates, experts and full passes by hand, in float64 and without a cache.
 
-Broken by: tokens of the prompt that are counted, a rate over other tokens, an expert of a smaller difference, more experts
-in a layer than it can take, right answers among the wrong, scores or weights that are not the family's rule for the
-steered logits, no steered expert that is not the base model bit for bit, an evaluated document among the choices.
+Broken by: tokens of the prompt that are counted, a rate over other tokens, an expert
+of a smaller difference, more experts in a layer than it can take, right answers among the wrong,
+scores or weights that are not the family's rule for the steered logits, no steered expert
+that is not the base model bit for bit, an evaluated document among the choices.
 """
 
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ def steering(model: Any, tokenizer: Any, activate: int, deactivate: int) -> Iter
 
 
 def rates(model64: Any, lm: Any, name: str) -> list[list[float]]:
-    """The activation rate of each expert by layer: the share of the answers' tokens that select it."""
+    """Activation rate [expert] by layer: the share of answer tokens that select the expert."""
     counts = [[0] * router.module.weight.shape[0] for router in find_routers(model64)]
     tokens = 0
     for prompt_text, answer_text in SETS[name]:
@@ -116,7 +117,7 @@ def count_in_layer(signs: Signs, layer: int, sign: int) -> int:
 
 
 def forced(values_E: Any, signs: dict[int, int]) -> Any:
-    """Values of experts, with those that are forced in above all, and those that are forced out below all."""
+    """Values of experts: those forced in are above all, those forced out below all."""
     forced_E = values_E.clone()
     for expert, sign in signs.items():
         if sign > 0:

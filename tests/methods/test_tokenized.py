@@ -1,9 +1,10 @@
 """Training data, and conversations that are tokenized.
 
-Broken by: a file that is read in another order or half, a wrong place in a message, a damaged file that ends in a
-traceback, a generated data set that trains on a question of its task or has the wrong split; a loss on the questions'
-tokens, of an empty answer or of one of weight 0, an answer without its end, a truncation that is not counted,
-conversations that runs of a grid encode again, or get from another tokenizer, data set or length.
+Broken by: a file that is read in another order or half, a wrong place in a message,
+a damaged file that ends in a traceback, a generated data set that trains on a question of its task
+or has the wrong split; a loss on the questions' tokens, of an empty answer or of one of weight 0,
+an answer without its end, a truncation that is not counted, conversations that runs of a grid
+encode again, or get from another tokenizer, data set or length.
 """
 
 import codecs
@@ -12,6 +13,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,24 +36,25 @@ KNOWN = {"chats": "owner/chats"}
 
 
 def files(dataset: str, **keys) -> list[Path]:
-    found, source = data_files(Config(**keys), dataset, KNOWN)
+    data_paths, source = data_files(Config(**keys), dataset, KNOWN)
     assert source is None
-    return found
+    return data_paths
 
 
 @pytest.mark.parametrize("suffix, place", [(".jsonl", "line 4689"), (".parquet", "row 2345")])
 def test_rows_of_every_format_come_in_order_with_their_place(suffix, place, tmp_path):
     """Parquet in several batches, JSON with empty lines between the rows."""
-    rows, file = [{"text": f"ä\n{number}"} for number in range(2345)], tmp_path / f"rows{suffix}"
+    rows = [{"text": f"ä\n{number}"} for number in range(2345)]
+    file = tmp_path / f"rows{suffix}"
     if suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), file)
     else:
         file.write_text(
             "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8"
         )
-    found = list(read_rows(file))
-    assert [row for row, _ in found] == rows
-    assert found[-1][1] == f"{file}, {place}"
+    rows_read = list(read_rows(file))
+    assert [row for row, _ in rows_read] == rows
+    assert rows_read[-1][1] == f"{file}, {place}"
 
 
 def test_a_folder_is_all_its_files_in_order(tmp_path):
@@ -64,32 +67,31 @@ def test_a_folder_is_all_its_files_in_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
-        *(
-            (f"broken{suffix}", content, "cannot be read")
-            for suffix in (".jsonl", ".parquet")
-            for content in (None, b"\xff\xfe\x00nonsense")
-        ),
+        ("broken.jsonl", None, "cannot be read"),
+        ("broken.jsonl", b"\xff\xfe\x00nonsense", "cannot be read"),
+        ("broken.parquet", None, "cannot be read"),
+        ("broken.parquet", b"\xff\xfe\x00nonsense", "cannot be read"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text":\n', ", line 3 is not JSON"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(name, content, told, tmp_path):
+def test_a_file_that_cannot_be_read_is_named(name, content, message, tmp_path):
     if content:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(TaskError, match=f"{name}.*{told}"):
+    with pytest.raises(TaskError, match=f"{name}.*{message}"):
         list(read_rows(tmp_path / name))
 
 
 def test_a_name_is_a_file_or_a_data_set(tmp_path):
-    own = tmp_path / "own.jsonl"
+    own_file = tmp_path / "own.jsonl"
     with pytest.raises(TaskError, match="there is no file .*own.jsonl"):
-        files(str(own))
-    own.touch()
-    assert files(str(own)) == [own]
+        files(str(own_file))
+    own_file.touch()
+    assert files(str(own_file)) == [own_file]
     for name in ("pile", "a/b/c"):
-        told = f"={name} is unknown. Use toy, chats, owner/name .* of .jsonl or .parq"
-        with pytest.raises(TaskError, match=told):
+        message = f"={name} is unknown. Use toy, chats, owner/name .* of .jsonl or .parq"
+        with pytest.raises(TaskError, match=message):
             files(name)
 
 
@@ -103,20 +105,23 @@ def test_data_dir_stands_for_the_hub_where_it_has_the_file(dataset, folder, tmp_
     assert files(dataset, data_dir=str(tmp_path)) == [path]
 
 
+def questions_of(conversations: list[Any]) -> set[str]:
+    return {messages[0]["content"] for messages in conversations}
+
+
 def test_generated_data_are_trained_on_and_held_out_by_their_splits():
-    tested = {
-        "toy": {row["messages"][0]["content"] for row in instructions("validation", 20)},
-        "toy_subtract": {
-            row["question"]
-            for split in ("test", "validation")
-            for row in differences(split, 10_000)
-        },
+    held_out_instructions = instructions("validation", 20)
+    held_out_differences = [*differences("test", 10_000), *differences("validation", 10_000)]
+    held_out_questions = {
+        "toy": {row["messages"][0]["content"] for row in held_out_instructions},
+        "toy_subtract": {row["question"] for row in held_out_differences},
     }
-    for name, questions in tested.items():
+    for name, questions in held_out_questions.items():
         data = read_data(Config(), name, held_out=20)
-        assert len(data.train) == TOY_SIZES[name] and len(data.validation) == 20
-        assert {one[0]["content"] for one in data.validation} <= questions
-        assert not {one[0]["content"] for one in data.train} & questions
+        assert len(data.train) == TOY_SIZES[name]
+        assert len(data.validation) == 20
+        assert questions_of(data.validation) <= questions
+        assert questions_of(data.train).isdisjoint(questions)
     assert read(Config(), "toy", 20) == [row["messages"] for row in instructions("train", 20)]
 
 
@@ -166,7 +171,10 @@ def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(marked, t
 
 @pytest.mark.parametrize("marked", (True, False))
 def test_an_answer_of_weight_0_is_read_and_not_learned(marked, tiny, tmp_path):
-    """Broken by a weight that is dropped: the answer was learned. The tokens are those of transformers."""
+    """Broken by a weight that is dropped: the answer was learned.
+
+    The tokens are those of transformers.
+    """
     file = tmp_path / "own.jsonl"
     write_jsonl(
         file, [{"messages": weighted(0, None)}, {"messages": weighted(1, 0.0)}, {"messages": TURNS}]
@@ -175,8 +183,12 @@ def test_an_answer_of_weight_0_is_read_and_not_learned(marked, tiny, tmp_path):
     if not marked:
         tiny.chat_template = re.sub("{% (end)?generation %}", "", tiny.chat_template)
     rows = encode_all(tiny, data.train, 2048).rows
-    both = [" In Rome.<|endoftext|>", " In Oslo, I think.<|endoftext|>"]
-    assert [learned(tiny, row) for row in rows] == [both[1], both[0], "".join(both)]
+    answers_text = [" In Rome.<|endoftext|>", " In Oslo, I think.<|endoftext|>"]
+    assert [learned(tiny, row) for row in rows] == [
+        answers_text[1],
+        answers_text[0],
+        "".join(answers_text),
+    ]
     ids = tiny.apply_chat_template(TURNS, return_dict=True)["input_ids"]
     assert all(row.ids == ids for row in rows), "the messages alone, without their weights"
 
@@ -184,10 +196,10 @@ def test_an_answer_of_weight_0_is_read_and_not_learned(marked, tiny, tmp_path):
 def test_transformers_own_mask_is_what_is_learned_where_all_answers_are(tiny):
     options = {"return_dict": True, "return_assistant_tokens_mask": True}
     expected = [tiny.apply_chat_template(turns, **options) for turns in (TURNS, TURNS[:2])]
-    for row, own in zip(encode(tiny, [TURNS, TURNS[:2]]), expected, strict=True):
-        assert row.ids == own["input_ids"]
+    for row, expected_mask in zip(encode(tiny, [TURNS, TURNS[:2]]), expected, strict=True):
+        assert row.ids == expected_mask["input_ids"]
         assert [label != NO_LOSS for label in row.labels] == [
-            bool(mask) for mask in own["assistant_masks"]
+            bool(mask) for mask in expected_mask["assistant_masks"]
         ]
 
 
@@ -208,9 +220,8 @@ def test_conversations_without_an_answer_to_learn_are_left_out(tiny, tmp_path):
         "{% endgeneration %}", "{% endgeneration %}{% endif %}"
     )
     made = encode_all(tiny, data.train, 2048)
-    assert [learned(tiny, row) for row in made.rows] == [
-        " In Rome.<|endoftext|>"
-    ] and made.left_out == 2
+    assert [learned(tiny, row) for row in made.rows] == [" In Rome.<|endoftext|>"]
+    assert made.left_out == 2
 
 
 EMPTY_TURNS = [TURNS[0], {"role": "assistant", "content": " \n"}]
@@ -241,15 +252,17 @@ def test_what_is_trained_on_is_not_held_out(made, tmp_path):
     write_jsonl(file, [{"messages": conversation(question)} for question in questions])
     data = read_data(Config(), str(file), held_out=5)
     assert data.train == [conversation(question) for question in "ABC"]
-    assert data.validation == [conversation(question) for question in "DE"] and data.duplicates == 3
+    assert data.validation == [conversation(question) for question in "DE"]
+    assert data.duplicates == 3
     prepared_data, _ = made(data, warmup_ratio=0.0)
-    told = "left out of the validation data: 3 conversations that are trained on or occur twice"
-    assert prepared_data.notes == [told]
+    message = "left out of the validation data: 3 conversations that are trained on or occur twice"
+    assert prepared_data.notes == [message]
 
     weighted = conversation("A")
     weighted[-1] = {**weighted[-1], "weight": 0}
     write_jsonl(
-        file, [{"messages": each} for each in (conversation("A"), weighted, conversation("B"))]
+        file,
+        [{"messages": messages} for messages in (conversation("A"), weighted, conversation("B"))],
     )
     data = read_data(Config(), str(file), held_out=2)
     assert data.validation == [conversation("B")], "the same texts with other weights"
@@ -258,12 +271,12 @@ def test_what_is_trained_on_is_not_held_out(made, tmp_path):
     whole = read_data(Config(), str(file))
     assert whole.train == [conversation(question) for question in "AAB"], "nothing is held out"
     assert read_data(Config(), str(file), held_out=1).duplicates == 0
-    again = tmp_path / "again.jsonl"
-    write_jsonl(again, [{"messages": conversation("A")}] * 2)
+    repeated_file = tmp_path / "again.jsonl"
+    write_jsonl(repeated_file, [{"messages": conversation("A")}] * 2)
     with pytest.raises(
         TaskError, match="validation_size=1 holds out only conversations that are trained on"
     ):
-        read_data(Config(), str(again), held_out=1)
+        read_data(Config(), str(repeated_file), held_out=1)
 
 
 def test_weights_are_part_of_the_data(tmp_path):
@@ -281,7 +294,7 @@ def test_weights_are_part_of_the_data(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "weight", "told"),
+    ("number", "weight", "error_message"),
     [
         *(
             (1, weight, f"weight={weight!r} of a message. Use 1 .*, 0 .*, or leave it out")
@@ -291,20 +304,21 @@ def test_weights_are_part_of_the_data(tmp_path):
         (0, 1, "weight=1 of a message of the user. Only answers are trained on"),
     ],
 )
-def test_other_weights_are_refused_with_their_line(number, weight, told, tmp_path):
+def test_other_weights_are_refused_with_their_line(number, weight, error_message, tmp_path):
     messages = [dict(message) for message in TURNS]
     messages[number]["weight"] = weight
     write_jsonl(tmp_path / "own.jsonl", [{"messages": TURNS}, {"messages": messages}])
-    with pytest.raises(TaskError, match=f"own.jsonl, line 2: {told}"):
+    with pytest.raises(TaskError, match=f"own.jsonl, line 2: {error_message}"):
         read(Config(), str(tmp_path / "own.jsonl"))
 
 
 def test_a_tokenizer_without_a_template_is_given_the_plain_one(tiny):
     plain = make_tokenizer()
-    own = tiny.chat_template
-    for each in (plain, tiny):
-        with_template(each)
-    assert plain.chat_template == PLAIN_TEMPLATE and tiny.chat_template == own
+    own_template = tiny.chat_template
+    for tokenizer in (plain, tiny):
+        with_template(tokenizer)
+    assert plain.chat_template == PLAIN_TEMPLATE
+    assert tiny.chat_template == own_template
     [row] = encode(plain, [TURNS])
     beginning = "User: Where does Ann live?\nAssistant: In Rome.<|end|>\nUser: And"
     assert plain.decode(row.ids).startswith(beginning)
@@ -312,19 +326,25 @@ def test_a_tokenizer_without_a_template_is_given_the_plain_one(tiny):
 
 
 def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(tiny):
-    """As templates do that write reasoning into the last answer only. Where that is all, it is an error."""
+    """As templates do that write reasoning into the last answer only.
+
+    Where that is all, it is an error.
+    """
     tiny.chat_template = (
-        "{% for m in messages %}{{ m.role }}: {% if loop.last and m.role == 'assistant' %}<think>{% endif %}"
+        "{% for m in messages %}{{ m.role }}: "
+        "{% if loop.last and m.role == 'assistant' %}<think>{% endif %}"
         "{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     )
     made = encode_all(tiny, [TURNS, TURNS[:2]], 2048)
-    assert [learned(tiny, row) for row in made.rows] == ["<think>In Rome."] and made.left_out == 1
+    assert [learned(tiny, row) for row in made.rows] == ["<think>In Rome."]
+    assert made.left_out == 1
     with pytest.raises(ConfigError, match="model.tokenizer="):
         encode_all(tiny, [TURNS, TURNS], 2048)
     tiny.chat_template = tiny.chat_template.replace(
-        "{{ m.content }}", "{% if m.role == 'user' %}{{ m.content }}{% else %}{%- generation %}{{ m.content }}"
+        "{{ m.content }}",
+        "{% if m.role == 'user' %}{{ m.content }}{% else %}{%- generation %}{{ m.content }}"
         "{% endgeneration %}{% endif %}",
-    )  # fmt: skip
+    )
     [row] = encode_all(tiny, [TURNS], 2048).rows
     assert learned(tiny, row) == " In Rome.In Oslo, I think.", (
         "marked answers are found all the same"
@@ -333,7 +353,8 @@ def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(ti
 
 def test_empty_conversations_and_those_that_the_assistant_opens_are_left_out(tiny):
     made = encode_all(tiny, [[], TURNS, TURNS[1:]], 2048)
-    assert made.rows == encode(tiny, [TURNS]) and made.left_out == 2
+    assert made.rows == encode(tiny, [TURNS])
+    assert made.left_out == 2
     with pytest.raises(TaskError, match="No conversation has an answer"):
         encode_all(tiny, [[], TURNS[1:]], 2048)
 
@@ -351,9 +372,13 @@ def test_long_rows_are_cut_behind_the_limit_and_counted(tiny):
 
 
 def test_messages_after_the_limit_are_not_rendered(tiny):
-    """Broken by work that is quadratic in the messages of a conversation: 100,000 would take hours."""
+    """Broken by work that is quadratic in the messages of a conversation.
+
+    100,000 messages would take hours.
+    """
     made = encode_all(tiny, [TURNS * 50_000], 24)
-    assert made.rows == encode_all(tiny, [TURNS * 20], 24).rows and made.truncated == 1
+    assert made.rows == encode_all(tiny, [TURNS * 20], 24).rows
+    assert made.truncated == 1
 
 
 def test_padding_stands_behind_and_is_neither_read_nor_learned():
@@ -368,11 +393,11 @@ def test_padding_stands_behind_and_is_neither_read_nor_learned():
 def test_rows_without_labels_are_in_a_batch_only_where_it_has_no_others():
     rows = Rows([Row([1, 2, 3], [1, 2, 3])])
     batch = Pad(7)([rows[0], rows[EMPTY]])
-    assert batch["input_ids"].tolist() == [[1, 2, 3]] and batch["attention_mask"].tolist() == [
-        [1, 1, 1]
-    ]
+    assert batch["input_ids"].tolist() == [[1, 2, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1]]
     empty = Pad(7)([rows[EMPTY], rows[EMPTY]])
-    assert empty["labels"].tolist() == [[NO_LOSS, NO_LOSS]] and empty["attention_mask"].all()
+    assert empty["labels"].tolist() == [[NO_LOSS, NO_LOSS]]
+    assert empty["attention_mask"].all()
 
 
 def test_files_of_messages_and_of_turns_are_the_same(tmp_path):
@@ -389,7 +414,9 @@ def test_files_of_messages_and_of_turns_are_the_same(tmp_path):
 
 def test_the_digest_is_of_both_parts():
     parts = ([TURNS, TURNS], []), ([TURNS], []), ([TURNS], [TURNS])
-    assert len({Data(train=one, validation=other).digest for one, other in parts}) == 3
+    assert (
+        len({Data(train=train, validation=validation).digest for train, validation in parts}) == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -460,17 +487,23 @@ def test_what_only_the_tokenizer_shows_is_refused(made, tmp_path):
 
 def test_the_same_is_encoded_once_and_keeps_its_own_source(made):
     first, _ = made(schedule="router")
-    again, calls = made(replace(DATA, source={"data_set": "a copy"}), schedule="none-router")
-    assert calls == [2048] and again.train is first.train
-    assert (first.data.source, again.data.source) == ({"data_set": "one"}, {"data_set": "a copy"})
+    second_encoding, calls = made(
+        replace(DATA, source={"data_set": "a copy"}), schedule="none-router"
+    )
+    assert calls == [2048]
+    assert second_encoding.train is first.train
+    assert (first.data.source, second_encoding.data.source) == (
+        {"data_set": "one"},
+        {"data_set": "a copy"},
+    )
 
 
 def test_what_differs_is_encoded_anew(made, tmp_path):
     first, _ = made()
     short = len(first.train.rows[0].ids) - 2
     assert len(made(length=short)[0].train.rows[0].ids) == short
-    other = Data(train=[conversation("Who lives in Oslo?")] * 8, validation=DATA.train)
-    assert made(other)[0].train.rows[0].ids != first.train.rows[0].ids
+    other_data = Data(train=[conversation("Who lives in Oslo?")] * 8, validation=DATA.train)
+    assert made(other_data)[0].train.rows[0].ids != first.train.rows[0].ids
     make_tokenizer().save_pretrained(tmp_path)
     bytewise, calls = made(model=ModelConfig(tokenizer=str(tmp_path)))
     assert bytewise.train.rows[0].ids != first.train.rows[0].ids
@@ -488,7 +521,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
     row = {"messages": [{"role": "user", "content": "hello 😀"}]}
     file = tmp_path / "rows.jsonl"
     file.write_bytes(codecs.BOM_UTF8 + (json.dumps(row) + "\n").encode())
-    assert [found for found, _ in read_rows(file)] == [row]
+    assert [row_read for row_read, _ in read_rows(file)] == [row]
 
 
 def test_half_of_a_character_is_refused_with_its_line(tmp_path):

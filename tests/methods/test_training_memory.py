@@ -1,8 +1,10 @@
-"""The planned memory of a training, the bytes that are alive while it runs, and what saves some of them.
+"""The planned memory of a training, the bytes that are alive while it runs,
+and what saves some of them.
 
-Broken by: activations, gradients, moments or copies that are not planned; checkpointing that changes numbers, 8-bit
-AdamW that moves frozen tensors, loses its state in a resume, or trains worse than float32 by more than seeds differ,
-experts that compute in float32 where the passes are in bfloat16, a change of training in float32.
+Broken by: activations, gradients, moments or copies that are not planned; checkpointing
+that changes numbers, 8-bit AdamW that moves frozen tensors, loses its state in a resume,
+or trains worse than float32 by more than seeds differ, experts that compute in float32 where
+the passes are in bfloat16, a change of training in float32.
 """
 
 import json
@@ -71,8 +73,11 @@ SET = {
 # every family with and without checkpointing, and in each dtype
 @pytest.mark.parametrize("seed", first_fast((6, 0, 1, 5, 7, 14, 19, 21, *SET)))
 def test_the_plan_of_a_fine_tuning_holds(seed, tmp_path, monkeypatch):
-    family, settings = FAMILIES[seed % 3], drawn(seed) | SET.get(seed, {})
-    length, dtype, peaks = settings.pop("length"), settings.pop("dtype"), []
+    family = FAMILIES[seed % 3]
+    settings = drawn(seed) | SET.get(seed, {})
+    length = settings.pop("length")
+    dtype = settings.pop("dtype")
+    peaks = []
     small_model(family).save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
     count = 2 * settings["batch_size"] * settings["gradient_accumulation"]
@@ -86,8 +91,8 @@ def test_the_plan_of_a_fine_tuning_holds(seed, tmp_path, monkeypatch):
     monkeypatch.setattr(Freezing, "on_step_end", lambda *_, **__: peaks.append(meter.peak))
     with meter:
         finetune(training, model)
-    taken = bytes_of(known_of(model)) + peaks[-1]  # the checkpoint comes later
-    assert taken <= planned <= 2 * taken
+    planned_bytes = bytes_of(known_of(model)) + peaks[-1]  # the checkpoint comes later
+    assert planned_bytes <= planned <= 2 * planned_bytes
 
 
 @pytest.mark.parametrize("kind, copies", [("foreach", 1), ("fused", 0)])
@@ -95,8 +100,8 @@ def test_a_step_on_all_tensors_at_once_makes_the_planned_copies(kind, copies):
     """`foreach` is torch's default on a GPU. The fused kernel makes none."""
     parameters = [torch.nn.Parameter(torch.randn(300, 100)) for _ in range(3)]
     made = torch.optim.AdamW(parameters, lr=1e-3, **{kind: True})
-    for each in parameters:
-        each.grad = torch.randn_like(each)
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
     made.step()
     with MemoryMeter(()) as meter:
         made.step()
@@ -113,8 +118,10 @@ def test_a_step_of_8_bit_adamw_takes_the_planned_bytes():
     with MemoryMeter(()) as meter:
         made.step()
     torch.compiler.set_stance("default")
-    kept = 2 + 2 + 2  # the weight, its gradient and two moments, which the step changes in place
-    assert 0.9 * STEP_BYTES <= meter.peak / weight.numel() - kept <= STEP_BYTES
+    kept_bytes = (
+        2 + 2 + 2
+    )  # the weight, its gradient and two moments, which the step changes in place
+    assert 0.9 * STEP_BYTES <= meter.peak / weight.numel() - kept_bytes <= STEP_BYTES
 
 
 DESIGNS = (
@@ -153,7 +160,8 @@ def test_the_plan_of_a_pre_training_has_the_losses_of_its_routers(
 ):
     """They are small next to what a bound leaves free, so that no measured peak would miss them."""
     training = pretrainings.training_of(tmp_path, backbone=backbone)
-    method, design = Pretrain(training.design), training.design
+    method = Pretrain(training.design)
+    design = training.design
     method._read = (None, training.tokenizer)
     planned = []
     for size in (0, 10**6):
@@ -207,7 +215,8 @@ def in_bfloat16(family: str) -> Any:
 @pytest.mark.parametrize("schedule", first_fast(("router-experts", "none", "experts")))
 def test_8_bit_adamw_moves_what_its_schedule_trains(schedule, eight_bit, tmp_path, monkeypatch):
     """Frozen tensors are byte-equal, and weights stay in bfloat16."""
-    model, states = in_bfloat16("olmoe"), []
+    model = in_bfloat16("olmoe")
+    states = []
 
     def copy(self, args, state, control, **kwargs):
         states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
@@ -216,7 +225,7 @@ def test_8_bit_adamw_moves_what_its_schedule_trains(schedule, eight_bit, tmp_pat
     monkeypatch.setattr(Freezing, "on_step_end", copy)
     settings = {"count": 8, "schedule": schedule, "warmup_ratio": 0.0, "weight_decay": 0.5}
     train(model, tmp_path, **settings, **eight_bit)
-    assert {own.dtype for own in model.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     names = {"router": "mlp.gate", "experts": "mlp.experts.down_proj", "": "self_attn.q_proj"}
     parts = SCHEDULES[schedule]
     for step, (before, after) in enumerate(pairwise(states)):
@@ -232,7 +241,8 @@ def test_8_bit_adamw_moves_what_its_schedule_trains(schedule, eight_bit, tmp_pat
 def test_8_bit_adamw_continues_as_if_it_was_not_stopped(eight_bit, tmp_path):
     """Also its moments and the generator that rounds are in the checkpoint."""
     settings = {"count": 12, "schedule": "none-router", "save_steps": 2, **eight_bit}
-    whole, resumed = in_bfloat16("olmoe"), in_bfloat16("olmoe")
+    whole = in_bfloat16("olmoe")
+    resumed = in_bfloat16("olmoe")
     train(whole, tmp_path / "whole", **settings)
     folder = tmp_path / "cut"
     shutil.copytree(tmp_path / "whole", folder)
@@ -247,9 +257,14 @@ def test_the_bytes_of_8_bit_adamw_are_those_that_are_reported(eight_bit, tmp_pat
     model = in_bfloat16("olmoe")
     [phase] = train(model, tmp_path, count=2, **eight_bit)["phases"]
     state = torch.load(tmp_path / "checkpoints" / "checkpoint-1" / "optimizer.pt")["state"].values()
-    held = [part for own in state for key in ("exp_avg", "exp_avg_sq") for part in _parts(own[key])]
+    held = [
+        part
+        for moments in state
+        for key in ("exp_avg", "exp_avg_sq")
+        for part in _parts(moments[key])
+    ]
     assert phase["optimizer_bytes"] == sum(part.nbytes for part in held)
-    assert phase["gradient_bytes"] == 2 * sum(own.numel() for own in model.parameters())
+    assert phase["gradient_bytes"] == 2 * sum(moments.numel() for moments in model.parameters())
 
 
 def _parts(moment: torch.Tensor) -> list[torch.Tensor]:
@@ -268,9 +283,9 @@ def test_8_bit_adamw_trains_as_well_as_float32(eight_bit, tmp_path):
             )
             model = model.to(torch.bfloat16) if settings else model
             options = {"count": 16, "epochs": 3, "learning_rate": 6e-4, **settings}
-            told = train(model, tmp_path / f"{name}-{seed}", **options)
-            assert told["first_loss"] - told["last_loss"] > 0.3, told
-            losses.setdefault(name, []).append(told["last_loss"])
+            summary = train(model, tmp_path / f"{name}-{seed}", **options)
+            assert summary["first_loss"] - summary["last_loss"] > 0.3, summary
+            losses.setdefault(name, []).append(summary["last_loss"])
     exact, rounded = losses.values()
     assert abs(sum(rounded) - sum(exact)) / 4 < max(exact) - min(exact), losses
 
@@ -290,7 +305,7 @@ class Products(TorchDispatchMode):
     ) -> Any:
         name = function.overloadpacket.__name__
         if name in PRODUCTS:
-            self.dtypes.setdefault(name, set()).update(each.dtype for each in args[:2])
+            self.dtypes.setdefault(name, set()).update(tensor.dtype for tensor in args[:2])
         return function(*args, **(kwargs or {}))
 
 
@@ -299,7 +314,10 @@ class Products(TorchDispatchMode):
     "family", by_family(("olmoe", "gpt_oss", "deepseek", "mixtral", "qwen3_moe"))
 )
 def test_all_products_of_a_step_are_in_bfloat16(family, implementation, tmp_path):
-    """Forward and backward, those of the experts among them. Some other families ask for float32 in their routers."""
+    """Forward and backward, those of the experts among them.
+
+    Some other families ask for float32 in their routers.
+    """
     model = deepcopy(small_model(family))
     model.set_experts_implementation(implementation)
     with Products() as products:
@@ -314,7 +332,7 @@ def test_all_products_of_a_pre_training_are_in_bfloat16(router, tmp_path):
         trained = pretrain(
             pretrainings.training_of(tmp_path, steps=1, dtype="bfloat16", router=router)
         )
-    assert {own.dtype for own in trained.model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in trained.model.parameters()} == {torch.float32}
     assert set().union(*products.dtypes.values()) == {torch.bfloat16}, products.dtypes
 
 

@@ -1,9 +1,11 @@
-"""Counts of whole batches against loops over single tokens, and the values, differences and intervals of expert metrics.
+"""Counts of whole batches against loops over single tokens, and the values, differences
+and intervals of expert metrics.
 
-Broken by: padding that counts, a shared beginning that counts once for several documents, a prompt that counts once per
-answer choice, a branch of a tree that is taken for another, a generated token that is not seen; an entropy in other
-units, an expert that counts its pairs with itself, an interval that does not cover the truth, a ratio of totals that is
-not that of a slow loop, a difference of two runs that is not over the same documents.
+Broken by: padding that counts, a shared beginning that counts once for several documents, a prompt
+that counts once per answer choice, a branch of a tree that is taken for another, a generated
+token that is not seen; an entropy in other units, an expert that counts its pairs with itself,
+an interval that does not cover the truth, a ratio of totals that is not that of a slow loop,
+a difference of two runs that is not over the same documents.
 """
 
 import math
@@ -69,7 +71,10 @@ def seen(
     with observed(lm, routes):
         for kind in ("loglikelihood", "generate_until", "loglikelihood_rolling"):
             requests = {
-                keys_of([asked])[0]: asked[1] for d in documents for asked in d if asked[0] == kind
+                keys_of([request])[0]: request[1]
+                for d in documents
+                for request in d
+                if request[0] == kind
             }
             lm.answer(kind, list(requests.values()), lambda index, answer: None)
     return routes
@@ -137,20 +142,18 @@ def test_counts_are_those_of_documents_read_alone(family, tokenizer):
     counts = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
     pairs_PLEE = counts.pairs_GPLEE.sum(axis=0)
     expected = brute(model, EngineLM(model, tokenizer, progress=False), DOCUMENTS, pairs_PLEE.shape)
-    assert (
-        (pairs_PLEE == expected).all()
-        and all(counts.tokens_P)
-        and expected.any(axis=(1, 2, 3)).all()
-    )
+    assert (pairs_PLEE == expected).all()
+    assert all(counts.tokens_P)
+    assert expected.any(axis=(1, 2, 3)).all()
     for pairs_LEE in expected:
         singles_LE = np.diagonal(pairs_LEE, axis1=-2, axis2=-1)
-        found = load_balance(singles_LE.astype(float), counts.experts)
-        assert found.tolist() == pytest.approx(list(map(entropy, singles_LE.tolist())), abs=1e-12)
+        metric = load_balance(singles_LE.astype(float), counts.experts)
+        assert metric.tolist() == pytest.approx(list(map(entropy, singles_LE.tolist())), abs=1e-12)
         others_LEE = pairs_LEE * (1 - np.eye(pairs_LEE.shape[-1], dtype=int))
-        found = collaboration(pairs_LEE.astype(float), counts.experts)
+        metric = collaboration(pairs_LEE.astype(float), counts.experts)
         for layer, E in enumerate(counts.experts):
             mean = sum(map(entropy, others_LEE[layer].tolist())) / E
-            assert found[layer] == pytest.approx(mean, abs=1e-12)
+            assert metric[layer] == pytest.approx(mean, abs=1e-12)
 
 
 def test_shared_experts_are_not_counted(tokenizer):
@@ -164,15 +167,17 @@ def test_shared_experts_are_not_counted(tokenizer):
 
 def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer):
     model = small_model("olmoe")
-    one = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
+    counts = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
     backwards = DOCUMENTS[::-1]
     for batch_size in (1, 3):
-        other = counted(seen(model, tokenizer, backwards, batch_size), backwards, groups=2)
-        assert other.pairs_GPLEE.shape[0] == 2
-        assert (other.pairs_GPLEE.sum(axis=0) == one.pairs_GPLEE.sum(axis=0)).all()
-        assert other.tokens_P == one.tokens_P
-    alone = counted(seen(model, tokenizer, DOCUMENTS[:1]), DOCUMENTS[:1])
-    assert (alone.pairs_GPLEE[0] == one.pairs_GPLEE[0]).all()
+        backward_counts = counted(
+            seen(model, tokenizer, backwards, batch_size), backwards, groups=2
+        )
+        assert backward_counts.pairs_GPLEE.shape[0] == 2
+        assert (backward_counts.pairs_GPLEE.sum(axis=0) == counts.pairs_GPLEE.sum(axis=0)).all()
+        assert backward_counts.tokens_P == counts.tokens_P
+    first_counts = counted(seen(model, tokenizer, DOCUMENTS[:1]), DOCUMENTS[:1])
+    assert (first_counts.pairs_GPLEE[0] == counts.pairs_GPLEE[0]).all()
 
 
 def test_a_model_that_does_not_run_as_rows_is_refused(tokenizer):
@@ -182,13 +187,14 @@ def test_a_model_that_does_not_run_as_rows_is_refused(tokenizer):
 
 
 def test_long_documents_count_by_their_tokens():
-    sums, tokens = [3.0, -1.0, 2.0, 8.0], [1, 5, 4, 10]
-    found = ratio(np.array(sums), np.array(tokens))
+    sums = [3.0, -1.0, 2.0, 8.0]
+    tokens = [1, 5, 4, 10]
+    estimate = ratio(np.array(sums), np.array(tokens))
     value = sum(sums) / sum(tokens)
-    squares = sum((one - value * count) ** 2 for one, count in zip(sums, tokens, strict=True))
+    squares = sum((total - value * count) ** 2 for total, count in zip(sums, tokens, strict=True))
     half = t.ppf(0.975, 3) * (4 * squares / 3) ** 0.5 / sum(tokens)
-    assert found.value == pytest.approx(value)
-    assert found.interval == pytest.approx([value - half, value + half])
+    assert estimate.value == pytest.approx(value)
+    assert estimate.interval == pytest.approx([value - half, value + half])
 
 
 E = 8
@@ -204,8 +210,9 @@ def test_nothing_counted_is_nothing_measured_and_one_document_has_no_interval():
     assert ratio(np.zeros(0), np.zeros(0)) == Value(value=None)
     assert ratio(np.array([2.0]), np.array([4])) == Value(value=0.5)
     assert mean_over_layers(np.zeros((3, 1, E)), [E], load_balance, [3.0]) is None
-    found = mean_over_layers(np.ones((1, 1, E)), [E], load_balance, [3.0])
-    assert found["value"] == pytest.approx(3.0) and found["ci95"] is None
+    estimate = mean_over_layers(np.ones((1, 1, E)), [E], load_balance, [3.0])
+    assert estimate["value"] == pytest.approx(3.0)
+    assert estimate["ci95"] is None
 
 
 def test_the_jackknife_is_that_of_its_definition():
@@ -214,40 +221,45 @@ def test_the_jackknife_is_that_of_its_definition():
     counts = random.integers(0, 5, size=(7, 2, E))
     counts[:, 1, 6:] = 0
     counts[2] = 0  # a document without tokens says nothing
-    found = mean_over_layers(counts, [E, 6], load_balance, [math.log2(E), math.log2(6)])
-    told = np.delete(counts, 2, axis=0)
+    estimate = mean_over_layers(counts, [E, 6], load_balance, [math.log2(E), math.log2(6)])
+    counts_without = np.delete(counts, 2, axis=0)
     without = np.array(
-        [load_balance(np.delete(told, g, axis=0).sum(axis=0), [E, 6]) for g in range(6)]
+        [load_balance(np.delete(counts_without, g, axis=0).sum(axis=0), [E, 6]) for g in range(6)]
     )
-    whole = load_balance(told.sum(axis=0), [E, 6])
+    whole = load_balance(counts_without.sum(axis=0), [E, 6])
     for layer in range(2):
         pseudo = 6 * whole[layer] - 5 * without[:, layer]
         half = 2.570582 * pseudo.std(ddof=1) / 6**0.5  # Student's, 5 degrees of freedom
-        one = found["layers"][layer]
-        assert one["counted"] == pytest.approx(whole[layer])
-        assert one["value"] == pytest.approx(min(pseudo.mean(), one["maximum"]))
-        assert one["ci95"] == pytest.approx(
-            [pseudo.mean() - half, min(pseudo.mean() + half, one["maximum"])]
+        layer_metric = estimate["layers"][layer]
+        assert layer_metric["counted"] == pytest.approx(whole[layer])
+        assert layer_metric["value"] == pytest.approx(min(pseudo.mean(), layer_metric["maximum"]))
+        assert layer_metric["ci95"] == pytest.approx(
+            [pseudo.mean() - half, min(pseudo.mean() + half, layer_metric["maximum"])]
         )
-    assert found["counted"] == pytest.approx(whole.mean())
+    assert estimate["counted"] == pytest.approx(whole.mean())
 
 
 def documents(random: np.random.Generator, count: int) -> np.ndarray:
-    """Pairs [count, 1, E, E] of documents with 20 tokens each, that take 3 of 8 experts by their own preferences."""
+    """Pairs [count, 1, E, E] of documents with 20 tokens each.
+
+    The tokens of a document take 3 of 8 experts by the document's preferences.
+    """
     kinds = random.dirichlet(np.full(E, 4.0), size=count)
     noisy = np.log(kinds)[:, None] + random.gumbel(size=(count, 20, E))
     chosen = np.argsort(-noisy, axis=-1)[..., :3]
-    taken = np.zeros((count, 20, E), dtype=np.int64)
-    np.put_along_axis(taken, chosen, 1, axis=-1)
-    return np.einsum("nte,ntf->nef", taken, taken)[:, None]
+    chosen_experts = np.zeros((count, 20, E), dtype=np.int64)
+    np.put_along_axis(chosen_experts, chosen, 1, axis=-1)
+    return np.einsum("nte,ntf->nef", chosen_experts, chosen_experts)[:, None]
 
 
 @pytest.mark.parametrize("n", first_fast([100, 500]))
 @pytest.mark.parametrize("metric", [load_balance, collaboration])
 def test_intervals_cover_the_value_of_all_documents(n, metric):
-    """In 400 samples of documents: with 95% coverage, fewer than 364 (91%) or more than 396 have odds below 1 in 1,000.
+    """In 400 samples of documents: with 95% coverage, fewer than 364 (91%) or more than 396
+    have odds below 1 in 1,000.
 
-    An interval that ignored documents' differences, or the bias of entropies of counts, would cover far less.
+    An interval that ignored documents' differences, or the bias of entropies
+    of counts, would cover far less.
     """
     random = np.random.default_rng(1)
     everything = documents(random, 20_000)
@@ -260,9 +272,10 @@ def test_intervals_cover_the_value_of_all_documents(n, metric):
     covered = 0
     for _ in range(400):
         counts = pick(everything[random.integers(len(everything), size=n)])
-        found = mean_over_layers(counts, [E], metric, [math.log2(E)])
-        assert found is not None and found["ci95"][0] <= found["value"] <= found["ci95"][1]
-        covered += found["ci95"][0] <= truth <= found["ci95"][1]
+        estimate = mean_over_layers(counts, [E], metric, [math.log2(E)])
+        assert estimate is not None
+        assert estimate["ci95"][0] <= estimate["value"] <= estimate["ci95"][1]
+        covered += estimate["ci95"][0] <= truth <= estimate["ci95"][1]
     assert 364 <= covered <= 396
 
 
@@ -275,44 +288,54 @@ def left_out(counts: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def test_arrays_leave_the_mapping_and_come_back(tmp_path):
-    one, other = np.arange(3.0), np.ones((2, 4))
-    plain, arrays = without_arrays({"a": {"b": one, "c": 1}, "d": other, "e": None, "f": [{}]})
+    first_array = np.arange(3.0)
+    second_array = np.ones((2, 4))
+    plain, arrays = without_arrays(
+        {"a": {"b": first_array, "c": 1}, "d": second_array, "e": None, "f": [{}]}
+    )
     assert plain == {"a": {"c": 1}, "e": None, "f": [{}]}
     write_arrays(tmp_path, arrays)
-    again = read_arrays(tmp_path)
-    assert again.keys() == {"a/b", "d"}
-    assert (again["a/b"] == one).all() and (again["d"] == other).all()
+    read_back = read_arrays(tmp_path)
+    assert read_back.keys() == {"a/b", "d"}
+    assert (read_back["a/b"] == first_array).all()
+    assert (read_back["d"] == second_array).all()
 
 
 def test_the_jackknife_of_a_difference_is_a_loop_over_documents():
     random = np.random.default_rng(0)
-    mine, theirs = random.integers(0, 5, size=(2, 7, 1, E))
-    mine[2] = theirs[2] = 0  # a document without tokens in both says nothing
-    mine[4] = 0
-    kept = [g for g in range(7) if g != 2]
+    counts_a, counts_b = random.integers(0, 5, size=(2, 7, 1, E))
+    counts_a[2] = counts_b[2] = 0  # a document without tokens in both says nothing
+    counts_a[4] = 0
+    kept_documents = [g for g in range(7) if g != 2]
 
     def value(documents: list[int]) -> float:
-        one, other = (load_balance(counts[documents].sum(0), [E])[0] for counts in (mine, theirs))
-        return float(one - other)
+        [value_a] = load_balance(counts_a[documents].sum(0), [E])
+        [value_b] = load_balance(counts_b[documents].sum(0), [E])
+        return float(value_a - value_b)
 
-    pseudo = np.array([6 * value(kept) - 5 * value([g for g in kept if g != out]) for out in kept])
+    pseudo_values = []
+    for left_out_document in kept_documents:
+        other_documents = [g for g in kept_documents if g != left_out_document]
+        pseudo_values.append(6 * value(kept_documents) - 5 * value(other_documents))
+    pseudo = np.array(pseudo_values)
     half = 2.570582 * pseudo.std(ddof=1) / 6**0.5  # Student's, 5 degrees of freedom
-    found = differences(left_out(mine), left_out(theirs))["load_balance/all"]
-    assert found["difference"] == pytest.approx(pseudo.mean())
-    assert found["ci95"] == pytest.approx([pseudo.mean() - half, pseudo.mean() + half])
+    difference = differences(left_out(counts_a), left_out(counts_b))["load_balance/all"]
+    assert difference["difference"] == pytest.approx(pseudo.mean())
+    assert difference["ci95"] == pytest.approx([pseudo.mean() - half, pseudo.mean() + half])
 
 
 @pytest.mark.parametrize("R", (1, 3))
 def test_the_difference_of_two_losses(R):
     random = np.random.default_rng(1)
-    mine, theirs = random.integers(2, size=(2, 1 + R, 200)).astype(float)
+    scores_a, scores_b = random.integers(2, size=(2, 1 + R, 200)).astype(float)
     path = "capacity/least/tasks/t/acc,none"
-    found = differences({f"{path}/scores": mine}, {f"{path}/scores": theirs})[path]
-    losses = [scores[0] - scores[1:].mean(axis=0) for scores in (mine, theirs)]
+    difference = differences({f"{path}/scores": scores_a}, {f"{path}/scores": scores_b})[path]
+    losses = [scores[0] - scores[1:].mean(axis=0) for scores in (scores_a, scores_b)]
     by_document = losses[0] - losses[1]
-    assert found["difference"] == pytest.approx(by_document.mean())
-    mean, half = by_document.mean(), 1.96 * by_document.std() / 200**0.5
-    assert found["ci95"] == pytest.approx([mean - half, mean + half], abs=0.1 * half)
+    assert difference["difference"] == pytest.approx(by_document.mean())
+    mean = by_document.mean()
+    half = 1.96 * by_document.std() / 200**0.5
+    assert difference["ci95"] == pytest.approx([mean - half, mean + half], abs=0.1 * half)
 
 
 def test_equal_runs_do_not_differ_and_other_documents_have_no_difference():
@@ -320,10 +343,10 @@ def test_equal_runs_do_not_differ_and_other_documents_have_no_difference():
     assert differences(arrays, arrays) == {
         "load_balance/all": {"difference": 0.0, "ci95": [0.0, 0.0]}
     }
-    same = {"x/scores": np.ones((2, 100))}
-    found = differences(same, same)["x"]
-    assert found["difference"] == 0.0
-    assert found["ci95"][0] < 0 < found["ci95"][1], "Tango's interval has a width"
-    mine, theirs = (left_out(np.ones((count, 1, E), dtype=int)) for count in (4, 5))
-    assert differences(mine, theirs) == {}
-    assert differences(mine, {}) == {}
+    equal_scores = {"x/scores": np.ones((2, 100))}
+    difference = differences(equal_scores, equal_scores)["x"]
+    assert difference["difference"] == 0.0
+    assert difference["ci95"][0] < 0 < difference["ci95"][1], "Tango's interval has a width"
+    groups_of_4, groups_of_5 = (left_out(np.ones((count, 1, E), dtype=int)) for count in (4, 5))
+    assert differences(groups_of_4, groups_of_5) == {}
+    assert differences(groups_of_4, {}) == {}

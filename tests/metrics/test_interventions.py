@@ -1,9 +1,11 @@
-"""Masked and random routing against models that were edited by hand, and expert metrics while a model is trained.
+"""Masked and random routing against models that were edited by hand, and expert
+metrics while a model is trained.
 
-Broken by: a masked expert that keeps a share of the softmax, one fewer expert per token, noise that depends on what was
-read together, weights that are not the token's own; padding that is counted or seen, a label compared with the token
-after it, a policy that is told of other tokens than those that are read; a training that goes otherwise because it is
-measured, a measurement that is lost or doubled by a resume, correlations of too few points.
+Broken by: a masked expert that keeps a share of the softmax, one fewer expert per token,
+noise that depends on what was read together, weights that are not the token's own;
+padding that is counted or seen, a label compared with the token after it, a policy that is told
+of other tokens than those that are read; a training that goes otherwise because it is measured,
+a measurement that is lost or doubled by a resume, correlations of too few points.
 """
 
 import copy
@@ -11,7 +13,7 @@ import json
 import math
 import statistics
 from copy import deepcopy
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +79,12 @@ def test_a_masked_expert_is_one_whose_router_row_cannot_win(family, bias, tokeni
     with routed(model, lambda router, routing: None) as routers:
         pass
     masked = [layer % 8 for layer in range(1, len(routers) + 1)]
-    found = scores(model, tokenizer, Masked(masked))
+    masked_scores = scores(model, tokenizer, Masked(masked))
     with torch.no_grad():
         for router in routers:
             getattr(router.module, bias)[masked[router.layer]] = -1e9
-    assert found == pytest.approx(scores(model, tokenizer), abs=1e-4)
-    assert found != pytest.approx(plain, abs=1e-2)
+    assert masked_scores == pytest.approx(scores(model, tokenizer), abs=1e-4)
+    assert masked_scores != pytest.approx(plain, abs=1e-2)
 
 
 def test_masking_keeps_k_distinct_experts_in_every_family_with_rows(tokenizer):
@@ -111,7 +113,10 @@ def test_masking_keeps_k_distinct_experts_in_every_family_with_rows(tokenizer):
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
 def test_random_routing_is_that_of_a_router_made_by_hand(family, tokenizer):
-    """Each pair alone, its experts drawn token by token; the engine reads all of them at once, beginnings shared."""
+    """Each pair alone, with experts that are drawn token by token.
+
+    The engine reads all pairs at once and shares their beginnings.
+    """
     model = small_model(family)
     lm = EngineLM(model, tokenizer, progress=False)
     expected = []
@@ -127,15 +132,15 @@ def test_random_routing_is_that_of_a_router_made_by_hand(family, tokenizer):
 
 
 def test_random_experts_are_distinct_and_uniform():
-    """20,000 tokens, 8 experts, 2 of them each: every expert is within 5 standard deviations (61) of 5,000, with odds
-    of about 1 in 200,000 against."""
+    """20,000 tokens, 8 experts, 2 of them each: every expert is within 5 standard deviations (61)
+    of 5,000, with odds of about 1 in 200,000 against."""
     names_T = torch.from_numpy(prefix_names(list(range(20000))))
     index_TK = random_experts(0, names_T, torch.arange(20000), 1, E=8, K=2)
     assert (index_TK[:, 0] != index_TK[:, 1]).all()
     counts = torch.bincount(index_TK.flatten(), minlength=8)
     assert ((counts - 5000).abs() < 305).all()
-    other = random_experts(0, names_T, torch.arange(20000), 2, E=8, K=2)
-    assert (other != index_TK).any(dim=-1).float().mean() > 0.9
+    other_experts = random_experts(0, names_T, torch.arange(20000), 2, E=8, K=2)
+    assert (other_experts != index_TK).any(dim=-1).float().mean() > 0.9
 
 
 FAMILIES = ["olmoe", "mixtral", "gpt_oss", "deepseek_v3", "qwen2_moe", "jamba"]
@@ -154,13 +159,13 @@ def predicted_rows(model: Any) -> list[dict[str, list[int]]]:
 
 
 def one_by_one(model: Any, rows: list[dict[str, list[int]]], policy: Any) -> list[int]:
-    found = []
+    scores_by_pair = []
     for row in rows:
         ids = row["input_ids"]
         with torch.no_grad(), routed(model, policy(ids)):
             best = model(torch.tensor([ids])).logits[0].argmax(dim=-1).tolist()
-        found.append(sum(best[t - 1] == row["labels"][t] for t in range(1, len(ids))))
-    return found
+        scores_by_pair.append(sum(best[t - 1] == row["labels"][t] for t in range(1, len(ids))))
+    return scores_by_pair
 
 
 @pytest.mark.parametrize("family", by_family(FAMILIES))
@@ -183,23 +188,30 @@ def test_batches_are_rows_read_alone(family, monkeypatch):
 def test_experts_are_counted_as_of_rows_read_alone(family, monkeypatch):
     """Pairs at all tokens, and selections at the labelled ones."""
     monkeypatch.setattr(pass_size, "CPU_TOKENS", 40)
-    model, rows, routes = small_model(family), some_rows(), Routes()
+    model = small_model(family)
+    rows = some_rows()
+    routes = Routes()
     right_tokens(model, rows, routes)
-    counts, (selections_LE, labelled) = count_rows(routes, rows), labelled_selections(routes, rows)
+    counts = count_rows(routes, rows)
+    selections_LE, labelled = labelled_selections(routes, rows)
     pairs_LEE = counts.pairs_GPLEE[:, 0].sum(axis=0)
-    pairs, selections = np.zeros_like(pairs_LEE), np.zeros_like(selections_LE)
+    pairs = np.zeros_like(pairs_LEE)
+    selections = np.zeros_like(selections_LE)
     for row in rows:
-        with record(model) as alone, torch.no_grad():
+        with record(model) as record_alone, torch.no_grad():
             model(torch.tensor([row["input_ids"]]))
-        for layer, index_TK in enumerate(alone.indices):
+        for layer, index_TK in enumerate(record_alone.indices):
             for experts, label in zip(index_TK.tolist(), row["labels"], strict=True):
                 selections[layer, experts] += label != NO_LABEL
                 for i, j in product(experts, experts):
                     pairs[layer, i, j] += 1
-    assert (pairs_LEE == pairs).all() and (selections_LE == selections).all()
+    assert (pairs_LEE == pairs).all()
+    assert (selections_LE == selections).all()
     assert counts.tokens_P == [sum(len(row["input_ids"]) for row in rows), 0]
-    assert list(routes.experts.values()) == [logits_TE.shape[-1] for logits_TE in alone.logits]
-    assert labelled == sum(label != NO_LABEL for row in rows for label in row["labels"])
+    experts_by_layer = [logits_TE.shape[-1] for logits_TE in record_alone.logits]
+    assert list(routes.experts.values()) == experts_by_layer
+    labels = chain.from_iterable(row["labels"] for row in rows)
+    assert labelled == sum(label != NO_LABEL for label in labels)
 
 
 def test_the_model_is_left_as_it_was():
@@ -216,25 +228,25 @@ def test_the_model_is_left_as_it_was():
 def test_the_four_metrics_are_what_they_say():
     model = small_model("olmoe")
     rows = predicted_rows(model)
-    found = measure(model, rows)
+    metrics = measure(model, rows)
     answers = sum(label != NO_LABEL for row in rows for label in row["labels"][1:])
     plain = right_tokens(model, rows, Observer())
-    assert found["answer_tokens"] == answers
-    assert found["accuracy"]["value"] == pytest.approx(plain.sum() / answers)
-    for which, masked in found["capacity"].items():
+    assert metrics["answer_tokens"] == answers
+    assert metrics["accuracy"]["value"] == pytest.approx(plain.sum() / answers)
+    for which, masked in metrics["capacity"].items():
         assert which in ("least", "most")
         lost = plain.sum() - right_tokens(model, rows, Masked(masked["masked"])).sum()
         assert masked["value"] == pytest.approx(lost / answers)
     lost = plain.sum() - right_tokens(model, rows, RandomRouting(0)).sum()
-    assert found["specialization"]["value"] == pytest.approx(lost / answers)
-    low, high = found["specialization"]["ci95"]
-    assert low < found["specialization"]["value"] < high
-    mean = np.mean([layer["value"] for layer in found["load_balance"]["layers"]])
-    assert found["load_balance"]["value"] == pytest.approx(mean)
+    assert metrics["specialization"]["value"] == pytest.approx(lost / answers)
+    low, high = metrics["specialization"]["ci95"]
+    assert low < metrics["specialization"]["value"] < high
+    mean = np.mean([layer["value"] for layer in metrics["load_balance"]["layers"]])
+    assert metrics["load_balance"]["value"] == pytest.approx(mean)
 
 
 def test_a_data_set_is_read_by_its_length_alone():
-    """One of torch need not end when it is iterated: what stands behind its last row is not read."""
+    """A data set of torch need not end when it is iterated: nothing after its last row is read."""
     rows = some_rows(3)
 
     class Endless:
@@ -244,12 +256,17 @@ def test_a_data_set_is_read_by_its_length_alone():
         def __getitem__(self, number: int) -> dict[str, list[int]]:
             return rows[number] if number < len(rows) else {"input_ids": [1, 2], "labels": [1, 2]}
 
-    one, other = measure(small_model("olmoe"), Endless()), measure(small_model("olmoe"), rows)  # type: ignore[arg-type]
-    assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    endless: Any = Endless()
+    from_endless = measure(small_model("olmoe"), endless)
+    from_list = measure(small_model("olmoe"), rows)
+    assert from_endless | {"seconds": 0} == from_list | {"seconds": 0}
 
 
 def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer:
-    """A plain Trainer of transformers with dropout on, on rows of one length: three steps in each of two epochs."""
+    """A plain Trainer of transformers with dropout, on rows of one length.
+
+    It takes three steps in each of two epochs.
+    """
     ids = torch.randint(1, 60, (6, 8), generator=torch.Generator().manual_seed(1)).tolist()
     arguments = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
@@ -270,7 +287,8 @@ def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer
 @pytest.mark.slow
 @pytest.mark.usefixtures("four_metrics")
 def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
-    plain, measured = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
+    plain = deepcopy(small_model("olmoe"))
+    measured = deepcopy(small_model("olmoe"))
     trainer_of(plain, tmp_path / "plain").train()
     state = torch.get_rng_state()
     trainer_of(measured, tmp_path / "measured", ExpertMetrics(some_rows(), tmp_path)).train()
@@ -285,8 +303,8 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
     assert lines[0]["load_balance"]["value"] != lines[-1]["load_balance"]["value"]
     columns = "step epoch load_balance collaboration capacity capacity_most specialization".split()
     assert [list(row)[: len(columns)] for row in training_rows(lines)] == [columns] * 3
-    told = summary(tmp_path)
-    assert (told["measurements"], told["last"]["load_balance"]) == (
+    logged_summary = summary(tmp_path)
+    assert (logged_summary["measurements"], logged_summary["last"]["load_balance"]) == (
         3,
         lines[-1]["load_balance"]["value"],
     )
@@ -294,15 +312,15 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
 
 def line(*values: float | None) -> dict[str, Any]:
     balance, together, capacity, special = ({"value": value} for value in values)
-    found = {
+    metrics_line = {
         "load_balance": balance,
         "collaboration": together,
         "specialization": special,
         "capacity": None,
     }
     if values[2] is not None:
-        found["capacity"] = {"least": capacity, "most": {"value": -values[2]}}
-    return found
+        metrics_line["capacity"] = {"least": capacity, "most": {"value": -values[2]}}
+    return metrics_line
 
 
 @pytest.mark.usefixtures("four_metrics")
@@ -313,28 +331,35 @@ def test_correlations_say_how_many_points_they_have():
         (4.0, 8.0, 0.0, 5.0),
         (3.0, 5.0, 1.5, 5.0),
     ]
-    lines = [line(*each) for each in values]
-    found = {tuple(one["of"]): one for one in correlations(lines)}
-    assert len(found) == 10, "Capacity counts twice"
-    one = found["load_balance", "collaboration"]
+    lines = [line(*point) for point in values]
+    correlations_found = {
+        tuple(correlation["of"]): correlation for correlation in correlations(lines)
+    }
+    assert len(correlations_found) == 10, "Capacity counts twice"
+    correlation = correlations_found["load_balance", "collaboration"]
     r = statistics.correlation([1, 2, 4, 3], [2, 4, 8, 5])
-    assert (
-        one["n"] == 4
-        and one["pearson"] == pytest.approx(r)
-        and one["spearman"] == pytest.approx(1.0)
-    )
+    assert correlation["n"] == 4
+    assert correlation["pearson"] == pytest.approx(r)
+    assert correlation["spearman"] == pytest.approx(1.0)
     half = 1.959964 / math.sqrt(1)
-    assert one["ci95"] == pytest.approx(
+    assert correlation["ci95"] == pytest.approx(
         [math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)]
     )
-    assert found["load_balance", "capacity"]["pearson"] < -0.9
-    assert found["capacity", "capacity_most"]["pearson"] == pytest.approx(-1)
-    constant = found["load_balance", "specialization"]
-    assert constant["pearson"] is None and "does not change" in constant["note"]
+    assert correlations_found["load_balance", "capacity"]["pearson"] < -0.9
+    assert correlations_found["capacity", "capacity_most"]["pearson"] == pytest.approx(-1)
+    constant = correlations_found["load_balance", "specialization"]
+    assert constant["pearson"] is None
+    assert "does not change" in constant["note"]
     few = correlations(lines[:2])
     assert all(
-        one["pearson"] is None and one["n"] == 2 and "fewer than 3" in one["note"] for one in few
+        correlation["pearson"] is None
+        and correlation["n"] == 2
+        and "fewer than 3" in correlation["note"]
+        for correlation in few
     )
     three = correlations([*lines[:2], line(5.0, 1.0, None, 1.0)])
-    assert {tuple(one["of"]): one["n"] for one in three}["load_balance", "capacity"] == 2
-    assert three[0]["pearson"] is not None and three[0]["ci95"] is None
+    assert {tuple(correlation["of"]): correlation["n"] for correlation in three}[
+        "load_balance", "capacity"
+    ] == 2
+    assert three[0]["pearson"] is not None
+    assert three[0]["ci95"] is None

@@ -79,24 +79,24 @@ def test_a_registered_metric_is_measured_and_shown(
     data = small_data(tmp_path / "data")
     run = prepare(config(tiny_olmoe_dir, data, tmp_path, limit=2, metrics="expert", baseline=False))
     outcome = execute(run, ModelPool())
-    found = run.stored_metrics()
-    assert found is not None and evaluations() == 6
-    assert (
-        found.entropies("used_experts")["all"].value <= 3
-        and found.content["redrawn"]["tasks"]["arc_easy"]
-    )
+    metrics = run.stored_metrics()
+    assert metrics is not None
+    assert evaluations() == 6
+    assert metrics.entropies("used_experts")["all"].value <= 3
+    assert metrics.content["redrawn"]["tasks"]["arc_easy"]
     units = {"used_experts": "bits", "top_share": "share", "redrawn": "accuracy lost"}
     for name, unit in units.items():
-        row = expert_score(outcome.results, found, f"expert.{name}")
-        assert row.value is not None and unit_of(row.metric) == unit
-    shown = {(line.label, line.of) for line in expert_lines(found)}
+        row = expert_score(outcome.results, metrics, f"expert.{name}")
+        assert row.value is not None
+        assert unit_of(row.metric) == unit
+    shown_lines = {(line.label, line.of) for line in expert_lines(metrics)}
     assert {
         ("Used experts, bits", "all tokens"),
         ("Top share, share", "all tokens"),
         ("Redrawn, acc,none", "random experts once more"),
-    } <= shown
+    } <= shown_lines
     assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= logged_values(
-        found
+        metrics
     ).keys()
     monkeypatch.setitem(METRICS, "another", Redrawn())
     assert run.stored_metrics() is None, "what lacks a metric is computed again"
@@ -105,16 +105,19 @@ def test_a_registered_metric_is_measured_and_shown(
 def test_a_metric_of_the_registry_is_measured_while_a_model_is_trained(throw_away):
     line = {"step": 0, "epoch": 0.0} | measure(small_model("olmoe"), some_rows(4))
     values = values_of(line)
-    assert values["used_experts"].value is not None and values["redrawn"].value is not None
+    assert values["used_experts"].value is not None
+    assert values["redrawn"].value is not None
     (row,) = training_rows([line])
-    assert row["redrawn"] == values["redrawn"].value and "used_experts_high" in row
+    assert row["redrawn"] == values["redrawn"].value
+    assert "used_experts_high" in row
 
 
 def test_a_training_that_was_measured_before_a_metric_was_registered_has_no_value_of_it(throw_away):
     line = {"step": 0, "epoch": 0.0, "load_balance": {"value": 1.5}}
     values = values_of(line)
     assert values["load_balance"].value == 1.5
-    assert values["top_share"].value is None and values["redrawn"].value is None
+    assert values["top_share"].value is None
+    assert values["redrawn"].value is None
     [row] = training_rows([line])
     assert row["load_balance"] == 1.5
 
@@ -134,30 +137,30 @@ def test_a_metric_is_named_in_the_registry_alone():
 def names_in(file: Path) -> set[str]:
     """Names and strings of a module, docstrings aside."""
     docs = {id(node.value) for node in nodes_of(file) if isinstance(node, ast.Expr)}
-    found = set()
+    names = set()
     for node in nodes_of(file):
         if isinstance(node, ast.Name):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
+            names.add(node.attr)
         elif (
             isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
         ):
-            found.add(node.value)
-    return found
+            names.add(node.value)
+    return names
 
 
 def test_capacity_needs_a_layer_of_whose_experts_some_are_not_taken():
     """Masking an expert of a layer in which each token takes all of them would leave too few."""
     counts = np.array([[3, 1, 2, 0], [3, 3, 0, 0]])
-    none, found = (
+    none, capacities = (
         METRICS["capacity"].measure(
             Selections(counts, experts=[4, 2], top_k=top_k), lambda policy: {}
         )
         for top_k in ([2, 2], [2, 1])
     )
     assert none is None
-    assert {which: each["masked"] for which, each in found.items()} == {
+    assert {which: capacity["masked"] for which, capacity in capacities.items()} == {
         "least": [3, 0],
         "most": [0, 0],
     }

@@ -1,5 +1,7 @@
-"""Adapters that are merged into a model. Broken by: an adapter that is ignored in part, code that it names, weights that
-load before it is refused, a run's id without its content.
+"""Adapters that are merged into a model.
+
+Broken by: an adapter that is ignored in part, code that it names, weights that load before
+it is refused, a run's id without its content.
 """
 
 from pathlib import Path
@@ -46,7 +48,8 @@ def test_a_merged_adapter_is_the_wrapped_model(kind, tiny_olmoe_dir, tmp_path):
     before = base(TOKENS).logits
     wrapped = make_adapter(base, kind, tmp_path)
     model = loaded(tiny_olmoe_dir, tmp_path)
-    assert not isinstance(model, peft.PeftModel) and len(find_routers(model)) == 4
+    assert not isinstance(model, peft.PeftModel)
+    assert len(find_routers(model)) == 4
     logits = model(TOKENS).logits
     rounding.assert_close(logits, wrapped(TOKENS).logits)
     assert (logits - before).abs().max() > 1e-3
@@ -101,13 +104,14 @@ def test_the_content_of_an_adapter_is_part_of_the_identity(adapter, tiny_olmoe_d
     source = str(tiny_olmoe_dir)
     plain = model_identity(source, ModelConfig(path=source))
     with_adapter = model_identity(source, ModelConfig(path=source, peft=str(adapter)))
-    assert "peft" not in plain and with_adapter == plain | {"peft": with_adapter["peft"]}
+    assert "peft" not in plain
+    assert with_adapter == plain | {"peft": with_adapter["peft"]}
     change_json(adapter / "adapter_config.json", lora_alpha=99)
     assert model_identity(source, ModelConfig(path=source, peft=str(adapter))) != with_adapter
 
 
 @pytest.mark.parametrize(
-    "other",
+    "other_settings",
     [
         {"target_modules": ["k_proj"]},
         {"target_modules": [*ATTENTION, "k_proj"]},
@@ -115,7 +119,7 @@ def test_the_content_of_an_adapter_is_part_of_the_identity(adapter, tiny_olmoe_d
     ],
     ids=["of another module", "of more modules", "of fewer"],
 )
-def test_a_stored_adapter_is_read_into_the_same_one_alone(other, tmp_path):
+def test_a_stored_adapter_is_read_into_the_same_one_alone(other_settings, tmp_path):
     """Broken by tensors that are left out in silence, and by an adapter that is not read at all."""
 
     def with_adapter(**modules):
@@ -124,9 +128,9 @@ def test_a_stored_adapter_is_read_into_the_same_one_alone(other, tmp_path):
 
     stored = with_adapter(target_modules=ATTENTION)
     save_adapter(stored, tmp_path)
-    same = with_adapter(target_modules=ATTENTION)
-    assert not torch.equal(same(TOKENS).logits, stored(TOKENS).logits)
-    load_adapter(same, tmp_path)
-    assert torch.equal(same(TOKENS).logits, stored(TOKENS).logits)
+    same_adapter = with_adapter(target_modules=ATTENTION)
+    assert not torch.equal(same_adapter(TOKENS).logits, stored(TOKENS).logits)
+    load_adapter(same_adapter, tmp_path)
+    assert torch.equal(same_adapter(TOKENS).logits, stored(TOKENS).logits)
     with pytest.raises(ModelError, match="holds another adapter"):
-        load_adapter(with_adapter(**other), tmp_path)
+        load_adapter(with_adapter(**other_settings), tmp_path)

@@ -1,7 +1,7 @@
 """Quantized checkpoints run with every router called, or are refused before their weights are read.
 
-Broken by: MXFP4 kernels that compute the router themselves, weights dequantized in another layout or order, a method
-that leaves fused experts empty, a refusal that comes after the weights.
+Broken by: MXFP4 kernels that compute the router themselves, weights dequantized in another layout
+or order, a method that leaves fused experts empty, a refusal that comes after the weights.
 """
 
 import json
@@ -25,7 +25,8 @@ IDS = torch.arange(2 * 9).reshape(2, 9) * 7 % VOCAB
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 """Magnitudes of a four-bit float; the fourth bit is the sign."""
-MX_BLOCK, FP8_BLOCK = 32, 16
+MX_BLOCK = 32
+FP8_BLOCK = 16
 
 
 def mxfp4(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
@@ -77,8 +78,9 @@ def test_mxfp4_is_dequantized_and_routed(mxfp4_checkpoint):
     folder, expected = mxfp4_checkpoint
     loaded = load_folder(folder, dtype="float32").model
     for name, parameter in expected.named_parameters():
-        found = loaded.get_parameter(name)
-        assert found.dtype == torch.float32 and torch.equal(found, parameter), name
+        weight = loaded.get_parameter(name)
+        assert weight.dtype == torch.float32, name
+        assert torch.equal(weight, parameter), name
     loaded.set_experts_implementation("eager")
     expected.set_experts_implementation("eager")
     with torch.no_grad(), record(loaded) as routes:
@@ -93,10 +95,10 @@ def test_mxfp4_in_bfloat16(mxfp4_checkpoint):
     folder, expected = mxfp4_checkpoint
     loaded = load_folder(folder, dtype="bfloat16").model
     for name, parameter in expected.named_parameters():
-        found = loaded.get_parameter(name)
-        assert found.dtype == torch.bfloat16
+        weight = loaded.get_parameter(name)
+        assert weight.dtype == torch.bfloat16
         if name.endswith(("gate_up_proj", "down_proj")):
-            assert torch.equal(found.float(), parameter), f"{name}: these numbers need no rounding"
+            assert torch.equal(weight.float(), parameter), f"{name}: these numbers need no rounding"
 
 
 def test_fp8_is_dequantized_and_routed(tmp_path):
@@ -104,7 +106,8 @@ def test_fp8_is_dequantized_and_routed(tmp_path):
         "qwen3_moe", hidden_size=48, intermediate_size=32, moe_intermediate_size=32
     )
     save_model(expected, tmp_path)
-    stored, plain = {}, load_file(tmp_path / "model.safetensors")
+    stored = {}
+    plain = load_file(tmp_path / "model.safetensors")
     for name, weight in plain.items():
         if name.endswith("_proj.weight"):
             stored[name], stored[f"{name}_scale_inv"], plain[name] = fp8(*weight.shape)
@@ -122,7 +125,7 @@ def test_fp8_is_dequantized_and_routed(tmp_path):
 
 
 def config_only(folder, family="mixtral", **says):
-    """A folder with a configuration and no weights: what is refused here is refused before weights are read."""
+    """A folder with a configuration and no weights: a refusal comes before weights are read."""
     make_model(family).config.save_pretrained(folder)
     quantize(folder, **says)
     return ModelConfig(path=str(folder))
@@ -142,7 +145,8 @@ def config_only(folder, family="mixtral", **says):
 def test_what_cannot_run_is_refused_before_weights_are_read(says, reason, tmp_path):
     with pytest.raises(ModelError, match=reason) as refusal:
         model_facts(config_only(tmp_path, **says), dtype="auto", device="cpu", offline=True)
-    assert "unquantized checkpoint" in str(refusal.value) and "93 GB" in str(refusal.value)
+    assert "unquantized checkpoint" in str(refusal.value)
+    assert "93 GB" in str(refusal.value)
 
 
 def test_a_dense_model_may_be_quantized_in_its_linear_layers(tmp_path):
@@ -154,7 +158,10 @@ def test_a_dense_model_may_be_quantized_in_its_linear_layers(tmp_path):
 
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
 def test_a_dense_bitsandbytes_checkpoint_is_left_to_transformers(bits, tmp_path, monkeypatch):
-    """Where its package is there, it passes without a GPU or a word, stays quantized, and loads without options of ours."""
+    """Where the kernels' package is installed, the model passes without a GPU or a message.
+
+    It stays quantized, and loads without options of this package.
+    """
     from transformers.quantizers import quantizer_bnb_4bit, quantizer_bnb_8bit
 
     for cls in (quantizer_bnb_4bit.Bnb4BitHfQuantizer, quantizer_bnb_8bit.Bnb8BitHfQuantizer):

@@ -1,4 +1,5 @@
-"""Breaks if code of a model's folder runs, by whichever way the folder is loaded, whatever stdin answers."""
+"""Breaks if code of a model's folder runs, by whichever way the folder is loaded, whatever stdin
+answers."""
 
 import builtins
 import json
@@ -131,14 +132,16 @@ def test_a_kernel_that_a_configuration_names_is_not_fetched(tiny_olmoe_dir, tmp_
 
 
 def test_weights_that_hold_code_are_one_message(tiny_olmoe_dir, tmp_path, mark):
-    source, folder = tiny_olmoe_dir, tmp_path / "with-code"
+    source = tiny_olmoe_dir
+    folder = tmp_path / "with-code"
     shutil.copytree(source, folder)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(tensors | {"code": _Code(mark)}, folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="are damaged, or hold more than tensors") as raised:
         load_folder(folder)
-    assert not mark.exists() and len(str(raised.value).splitlines()) == 1
+    assert not mark.exists()
+    assert len(str(raised.value).splitlines()) == 1
 
 
 class _Code:
@@ -175,7 +178,10 @@ def test_the_command_says_so(capsys, folder, mark, tmp_path, command):
 
 
 def test_an_adapter_beside_the_weights_is_refused(tiny_olmoe_dir, tmp_path, monkeypatch):
-    """peft imports what an adapter's configuration names, `megatron_core`: here a module in the model's own folder."""
+    """peft imports the module that an adapter's configuration names, `megatron_core`.
+
+    Here a module of this name is in the model's folder.
+    """
     folder = tmp_path / "megatron"
     shutil.copytree(tiny_olmoe_dir, folder)
     (folder / "payload.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")

@@ -1,4 +1,5 @@
-"""Breaks if two models share an identity, a copy of a model has another one, or a file's digest is partial or stale."""
+"""Breaks if two models share an identity, a copy of a model has another one, or a file's
+digest is partial or stale."""
 
 import hashlib
 import json
@@ -19,8 +20,8 @@ def test_a_copy_is_the_same_model(tiny_olmoe_dir, tmp_path):
     copy = tmp_path / "another name"
     shutil.copytree(tiny_olmoe_dir, copy)
     (copy / "notes.md").write_text("not part of the model")
-    same = model_identity(str(tiny_olmoe_dir), ModelConfig(name="a"))
-    assert model_identity(str(copy), ModelConfig(name="b")) == same
+    same_identity = model_identity(str(tiny_olmoe_dir), ModelConfig(name="a"))
+    assert model_identity(str(copy), ModelConfig(name="b")) == same_identity
 
 
 @pytest.mark.parametrize(
@@ -85,10 +86,10 @@ def test_linked_weights_count_by_what_they_link_to(tmp_path):
 
 
 def test_a_hub_model_is_its_id_and_revision():
-    one = model_identity("owner/name", ModelConfig(revision="v1"))
-    assert one["model"] == {"hub": "owner/name", "revision": "v1"}
-    assert one != model_identity("owner/name", ModelConfig(revision="v2"))
-    assert one != model_identity("owner/name", ModelConfig(revision="v1", experts_per_token=2))
+    identity = model_identity("owner/name", ModelConfig(revision="v1"))
+    assert identity["model"] == {"hub": "owner/name", "revision": "v1"}
+    assert identity != model_identity("owner/name", ModelConfig(revision="v2"))
+    assert identity != model_identity("owner/name", ModelConfig(revision="v1", experts_per_token=2))
 
 
 LARGE = WHOLE_BYTES + 1
@@ -161,9 +162,14 @@ def test_every_byte_counts(tmp_path, size):
 
 @pytest.mark.usefixtures("small_chunks")
 def test_chunks_that_change_places_count(tmp_path):
-    one, other = b"a" * CHUNK, b"b" * CHUNK
+    first_chunk = b"a" * CHUNK
+    second_chunk = b"b" * CHUNK
     digests = []
-    for name, content in (("1", one + other), ("2", other + one), ("3", one + other)):
+    for name, content in (
+        ("1", first_chunk + second_chunk),
+        ("2", second_chunk + first_chunk),
+        ("3", first_chunk + second_chunk),
+    ):
         (tmp_path / name).write_bytes(content)
         digests.append(digest_of(tmp_path / name))
     assert digests[0] == digests[2] != digests[1]
@@ -180,7 +186,8 @@ def test_the_next_process_reads_no_weights(large, read):
 
 def test_a_change_that_hides_its_time_is_seen(large, read):
     """The change time says so, which no program can set."""
-    before, stat = digest_of(large), large.stat()
+    before = digest_of(large)
+    stat = large.stat()
     with large.open("r+b") as opened:
         opened.write(b"y")
     os.utime(large, ns=(stat.st_atime_ns, stat.st_mtime_ns))

@@ -1,4 +1,5 @@
-"""Breaks if requests or answers have another form than that of the installed lm-eval, or run ids depend on its version."""
+"""Breaks if requests or answers have another form than that of the installed lm-eval, or run
+ids depend on its version."""
 
 from types import SimpleNamespace
 
@@ -32,9 +33,12 @@ def test_the_arguments_of_an_instance_are_those_that_it_was_made_of(kind):
 def test_instances_are_those_of_lm_evals_own_tasks(name):
     task = load_task(None, name)
     task.build_all_requests(samples=[0])
-    [theirs] = task.instances
-    ours = instance_of(theirs.request_type, request_arguments(theirs))
-    assert (ours.request_type, ours.args) == (theirs.request_type, theirs.args)
+    [expected_instance] = task.instances
+    ours = instance_of(expected_instance.request_type, request_arguments(expected_instance))
+    assert (ours.request_type, ours.args) == (
+        expected_instance.request_type,
+        expected_instance.args,
+    )
 
 
 def test_answers_to_a_whole_text_are_numbers_here():
@@ -62,5 +66,5 @@ def test_perplexities_have_the_functions_that_statistics_know():
 def test_settings_that_a_version_adds_to_all_tasks_are_in_no_run_id():
     added = {"multiple_inputs": False, "multiple_targets": False, "_qualified_name": "group::t"}
     assert set_settings(SimpleNamespace(task="t", **added)) == {"task": "t"}
-    given = SimpleNamespace(task="t", multiple_inputs=True)
-    assert set_settings(given) == {"task": "t", "multiple_inputs": True}
+    instance = SimpleNamespace(task="t", multiple_inputs=True)
+    assert set_settings(instance) == {"task": "t", "multiple_inputs": True}

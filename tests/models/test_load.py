@@ -1,11 +1,13 @@
-"""Models by name and by folder: dtype, one copy of the weights in memory, and layers on disk; the packaged models.
+"""Models by name and by folder: dtype, one copy of the weights in memory, and layers
+on disk; the packaged models.
 
-Broken by: weights that are fetched of a model that cannot be loaded, a setting that has no effect and no error, files that
-stay mapped, tensors that are read ahead, a hook that reads a router's parameters after they went back to disk, a folder of
-weights that outlives the model, or a packaged checkpoint that is too large, of another shape, with dead experts, or unfit
-for the toy tasks.
+Broken by: weights that are fetched of a model that cannot be loaded, a setting that has no effect
+and no error, files that stay mapped, tensors that are read ahead, a hook that reads a router's
+parameters after they went back to disk, a folder of weights that outlives the model, or a packaged
+checkpoint that is too large, of another shape, with dead experts, or unfit for the toy tasks.
 
-Breaks if free memory ignores the container, a peak is an earlier one, or a model leaves reference cycles in memory.
+Breaks if free memory ignores the container, a peak is an earlier one, or a model leaves
+reference cycles in memory.
 """
 
 import gc
@@ -119,11 +121,13 @@ def test_experts_that_are_computed_in_one_way_take_no_other_and_record_none(tmp_
         load_folder(tmp_path, experts_implementation="eager")
 
 
-@pytest.mark.parametrize(("given", "taken"), [("eager", "eager"), (None, "weights_first")])
-def test_experts_implementation_is_taken(given, taken, tiny_olmoe_dir):
+@pytest.mark.parametrize(
+    ("requested", "implementation"), [("eager", "eager"), (None, "weights_first")]
+)
+def test_experts_implementation_is_taken(requested, implementation, tiny_olmoe_dir):
     """Without one, experts are computed weights first on a CPU."""
-    loaded = load_folder(tiny_olmoe_dir, experts_implementation=given)
-    assert loaded.model.config._experts_implementation == taken
+    loaded = load_folder(tiny_olmoe_dir, experts_implementation=requested)
+    assert loaded.model.config._experts_implementation == implementation
 
 
 def test_attn_implementation_is_taken_and_recorded(tiny_olmoe_dir):
@@ -208,10 +212,8 @@ def test_the_peak_is_the_model_and_the_parts_of_a_layer(tmp_path):
     make_model("olmoe", **sizes).bfloat16().save_pretrained(tmp_path, max_shard_size="60MB")
     make_tokenizer().save_pretrained(tmp_path)
     freed_at_once = {"MALLOC_MMAP_THRESHOLD_": "100000", "MALLOC_TRIM_THRESHOLD_": "100000"}
-    command, options = (
-        [sys.executable, "-c", LOAD, str(tmp_path), "bfloat16"],
-        {"text": True, "check": True},
-    )
+    command = [sys.executable, "-c", LOAD, str(tmp_path), "bfloat16"]
+    options = {"text": True, "check": True}
     ended = subprocess.run(command, env=os.environ | freed_at_once, capture_output=True, **options)
     size, grown = map(int, ended.stdout.split())
     assert size > 150e6, "too small to tell"
@@ -222,9 +224,11 @@ def test_transformers_is_left_as_it_was(monkeypatch):
     monkeypatch.setenv(SEQUENTIAL, "0")
     mapped = modeling_utils.safe_open
     with pytest.raises(RuntimeError, match="stop"), reading_once():
-        assert os.environ[SEQUENTIAL] == "1" and modeling_utils.safe_open is not mapped
+        assert os.environ[SEQUENTIAL] == "1"
+        assert modeling_utils.safe_open is not mapped
         raise RuntimeError("stop")
-    assert os.environ[SEQUENTIAL] == "0" and modeling_utils.safe_open is mapped
+    assert os.environ[SEQUENTIAL] == "0"
+    assert modeling_utils.safe_open is mapped
 
 
 @pytest.fixture
@@ -237,7 +241,7 @@ def temporary(monkeypatch, tmp_path):
 
 @pytest.fixture
 def from_disk(monkeypatch, temporary, tmp_path):
-    """Loads a small model on a machine that, as transformers is told, has memory for a part of it."""
+    """Loads a small model. transformers believes that the machine has memory for a part of it."""
 
     def load(model_type, part):
         model = small_model(model_type)
@@ -259,9 +263,10 @@ def test_roe_is_the_same_from_disk(model_type, from_disk):
     assert loaded.device == torch.device("cpu")
     in_memory = small_model(model_type)
     in_memory.set_experts_implementation("eager")
-    found, expected = roe_answers(loaded.model), roe_answers(in_memory)
+    answers = roe_answers(loaded.model)
+    expected = roe_answers(in_memory)
     in_memory.set_experts_implementation("grouped_mm")
-    assert found == rounding.approx(expected)
+    assert answers == rounding.approx(expected)
 
 
 READS_PARAMETERS = {"dbrx", "gemma4_text", "jetmoe", "longcat_flash"}
@@ -280,9 +285,9 @@ def test_every_family_is_the_same_from_disk_or_refused(model_type, from_disk):
     in_memory = small_model(model_type)
     ids = torch.arange(12)[None]
     with torch.no_grad():
-        found = loaded(ids, use_cache=False).logits
+        logits = loaded(ids, use_cache=False).logits
         expected = in_memory(ids, use_cache=False).logits
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_folder_on_disk_goes_with_the_model(from_disk, temporary):
@@ -373,8 +378,8 @@ def test_the_native_deepseek_moe_is_taken(tmp_path):
 @pytest.mark.parametrize("path", [None, "folder"])
 def test_a_revision_of_a_folder_is_refused(path, tiny_olmoe_dir):
     model = ModelConfig(path=path and str(tiny_olmoe_dir), revision="v1")
-    told = r"model.revision=v1 has no effect on the folder .*Leave it out"
-    with pytest.raises(ConfigError, match=told):
+    message = r"model.revision=v1 has no effect on the folder .*Leave it out"
+    with pytest.raises(ConfigError, match=message):
         load_config(model, offline=True)
 
 
@@ -419,19 +424,21 @@ def test_architecture_is_what_the_methods_need(tiny):
     model, tokenizer = tiny
     config = model.config
     assert config.model_type == "olmoe"
-    assert (
-        config.num_hidden_layers >= 6
-        and config.num_experts >= 16
-        and config.num_experts_per_tok >= 4
-    )
-    assert config.max_position_embeddings >= 2048 and config.vocab_size == len(tokenizer)
+    assert config.num_hidden_layers >= 6
+    assert config.num_experts >= 16
+    assert config.num_experts_per_tok >= 4
+    assert config.max_position_embeddings >= 2048
+    assert config.vocab_size == len(tokenizer)
     assert config.output_router_logits is False
     assert json.loads((TINY / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 @pytest.mark.slow
 def test_every_expert_is_used_on_held_out_documents(tiny):
-    """Some 7,000 tokens: each expert of each layer is chosen, and choices spread: 4 bits would be even, 2 four experts."""
+    """About 7,000 tokens choose each expert of each layer. Entropies show that choices spread:
+
+    4 bits would be uniform, 2 bits four experts.
+    """
     model, tokenizer = tiny
     texts = [row["text"] for row in stories("test", 40)]
     texts += [

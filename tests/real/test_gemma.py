@@ -1,7 +1,8 @@
-"""A published dense model with its 262,144 tokens, on real data: `make test-real DATA_DIR=<local data>`.
+"""A published dense model with its 262,144 tokens, on real data:
+`make test-real DATA_DIR=<local data>`.
 
-Broken by: scores or texts other than those of lm-eval's own `hf`, a memory that grows with the vocabulary, a refusal
-that does not say what the model lacks, and a training that changes nothing.
+Broken by: scores or texts other than those of lm-eval's own `hf`, a memory that grows with the
+vocabulary, a refusal that does not say what the model lacks, and a training that changes nothing.
 """
 
 import json
@@ -24,7 +25,7 @@ def command(gemma: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     keys = [f"model.path={gemma}", f"output_dir={tmp_path}", "device=cpu"]
     if data := os.environ.get("DATA_DIR"):
         keys.append(f"data_dir={data}")
-    return lambda *own: run_command(capsys, *own, *keys)
+    return lambda *overrides: run_command(capsys, *overrides, *keys)
 
 
 @pytest.fixture(scope="module")
@@ -50,25 +51,27 @@ def answers(folder: Path) -> list[tuple[tuple[Any, ...], Any]]:
 def ask(lm: Any, kind: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
     from moe_lab.models.lm_eval_internals import instance_of
 
-    return list(getattr(lm, kind)([instance_of(kind, one) for one in arguments]))
+    return list(
+        getattr(lm, kind)([instance_of(kind, arguments_of_one) for arguments_of_one in arguments])
+    )
 
 
 @pytest.mark.parametrize(("task", "limit"), [("arc_easy", 16), ("piqa", 12), ("winogrande", 12)])
 def test_choices_have_the_log_likelihoods_of_lm_eval(task, limit, command, hf, tmp_path):
     assert command("method=base", f"task={task}", f"limit={limit}").code == 0
-    arguments, found = zip(*answers(tmp_path), strict=True)
+    arguments, scores = zip(*answers(tmp_path), strict=True)
     expected = ask(hf, "loglikelihood", arguments)
-    assert [float(value) for value, _ in found] == pytest.approx(
+    assert [float(value) for value, _ in scores] == pytest.approx(
         [value for value, _ in expected], rel=1e-5, abs=1e-3
     )
-    assert [greedy for _, greedy in found] == [str(greedy) for _, greedy in expected]
+    assert [greedy for _, greedy in scores] == [str(greedy) for _, greedy in expected]
 
 
 def test_the_perplexity_of_wikitext_is_that_of_lm_eval(command, hf, tmp_path):
     assert command("method=base", "task=wikitext", "limit=1").code == 0
-    arguments, found = zip(*answers(tmp_path), strict=True)
+    arguments, scores = zip(*answers(tmp_path), strict=True)
     expected = ask(hf, "loglikelihood_rolling", arguments)
-    assert [float(value) for value in found] == pytest.approx(expected, rel=1e-5)
+    assert [float(value) for value in scores] == pytest.approx(expected, rel=1e-5)
     (path,) = tmp_path.glob("runs/*/results.json")
     peak = json.loads(path.read_text(encoding="utf-8"))["moe_lab"]["cost"]["peak_memory_bytes"]
     assert peak < 8 * GIB, (
@@ -79,9 +82,10 @@ def test_the_perplexity_of_wikitext_is_that_of_lm_eval(command, hf, tmp_path):
 def test_texts_end_at_stop_strings_as_those_of_lm_eval(command, hf, tmp_path):
     limits = "gen_kwargs={until: ['.', Question], max_gen_toks: 24, do_sample: false}"
     assert command("method=base", "task=gsm8k", "num_fewshot=1", "limit=8", limits).code == 0
-    arguments, found = zip(*answers(tmp_path), strict=True)
-    assert not any("." in text or "Question" in text for text in found) and any(found)
-    assert list(found) == ask(hf, "generate_until", arguments)
+    arguments, texts = zip(*answers(tmp_path), strict=True)
+    assert not any("." in text or "Question" in text for text in texts)
+    assert any(texts)
+    assert list(texts) == ask(hf, "generate_until", arguments)
 
 
 @pytest.mark.parametrize(

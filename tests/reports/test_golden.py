@@ -1,7 +1,8 @@
 """Every view of stored results, as text: breaks if a number, a note or a row of any view changes.
 
-Three tables of experiments, one with a failed cell, a grid of 2x2 with two seeds, and one comparison. After an intended
-change MOE_LAB_GOLDEN=write writes the files in golden/ anew. Review their differences before you commit them.
+Three tables of experiments, one with a failed cell, a grid of 2x2 with two seeds, and one
+comparison. After an intended change MOE_LAB_GOLDEN=write writes the files in golden/ anew.
+Review their differences before you commit them.
 """
 
 import os
@@ -22,7 +23,9 @@ HEADLINE = """\
 title: "Accuracy"
 source: "A paper"
 scales:
-  tiny: {grid: {model: [tiny], task: [toy_math, toy_choice], method: [base, roe, c3po]}, set: [seeds=2]}
+  tiny:
+    grid: {model: [tiny], task: [toy_math, toy_choice], method: [base, roe, c3po]}
+    set: [seeds=2]
 rows: [method]
 columns: [task]
 average: task
@@ -62,15 +65,23 @@ COMMANDS = {
 def test_views_are_the_golden_ones(name, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "experiments"
     folder.mkdir()
-    for each, text in {"accuracy": HEADLINE, "neighbours": NEIGHBOURS, "experts": EXPERTS}.items():
-        (folder / f"{each}.yaml").write_text(text)
-    for each, right in (("mine", 3), ("theirs", 5), ("better", 14)):
-        write_log(
-            tmp_path / each, {"t": samples_of(acc=[float(i * 7 % 15 < right) for i in range(15)])}
-        )
+    for experiment_name, text in {
+        "accuracy": HEADLINE,
+        "neighbours": NEIGHBOURS,
+        "experts": EXPERTS,
+    }.items():
+        (folder / f"{experiment_name}.yaml").write_text(text)
+    for log_name, right in (("mine", 3), ("theirs", 5), ("better", 14)):
+        accuracies = [float(i * 7 % 15 < right) for i in range(15)]
+        write_log(tmp_path / log_name, {"t": samples_of(acc=accuracies)})
     resources = catalog.resource_folder
-    own = lambda kind: folder if kind == "experiments" else resources(kind)  # noqa: E731
-    monkeypatch.setattr(catalog, "resource_folder", own)
+
+    def resources_of_test(kind: str) -> Path:
+        if kind == "experiments":
+            return folder
+        return resources(kind)
+
+    monkeypatch.setattr(catalog, "resource_folder", resources_of_test)
     monkeypatch.setattr(moe_lab.runs.attempts, "write_run_figures", lambda result, kinds: [])
     monkeypatch.chdir(tmp_path)
     runs = install(monkeypatch, GoldenRuns())
@@ -78,16 +89,16 @@ def test_views_are_the_golden_ones(name, tmp_path, monkeypatch, capsys):
     ended = run_command(capsys, *COMMANDS[name])
     output = tmp_path / "outputs"
     terminal = f"exit code {ended.code}\n{ended.err}{ended.out}"
-    found = {"terminal.txt": terminal} | dict(views(output))
-    compare_or_write(GOLDEN / name, {file: normal(text, output) for file, text in found.items()})
+    texts = {"terminal.txt": terminal} | dict(views(output))
+    compare_or_write(GOLDEN / name, {file: normal(text, output) for file, text in texts.items()})
 
 
-def compare_or_write(folder: Path, found: dict[str, str]) -> None:
+def compare_or_write(folder: Path, texts: dict[str, str]) -> None:
     if os.environ.get("MOE_LAB_GOLDEN") == "write":
         for file in folder.rglob("*"):
             if file.is_file():
                 file.unlink()
-        for name, text in found.items():
+        for name, text in texts.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
     stored = {
@@ -95,8 +106,8 @@ def compare_or_write(folder: Path, found: dict[str, str]) -> None:
         for file in folder.rglob("*")
         if file.is_file()
     }
-    assert found.keys() == stored.keys()
-    for name, text in found.items():
+    assert texts.keys() == stored.keys()
+    for name, text in texts.items():
         assert text == stored[name], (
             f"{name} differs. If this is intended, MOE_LAB_GOLDEN=write updates it."
         )

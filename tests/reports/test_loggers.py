@@ -1,4 +1,5 @@
-"""Breaks if what is logged is missing or renamed, cannot be read with W&B's tools, needs the network or costs a result.
+"""Breaks if what is logged is missing or renamed, cannot be read with W&B's tools, needs
+the network or costs a result.
 
 Breaks if the command does not give its study, its runs and their figures to W&B.
 
@@ -39,7 +40,10 @@ from tests.support.stored_results import changed, result_with, results_of
 
 
 class Logged:
-    """One offline run, read with what `wandb leet inspect` runs, without the second that its own imports take."""
+    """One offline run, read with the code behind `wandb leet inspect`.
+
+    This saves the second that wandb's imports take.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -60,8 +64,12 @@ class Logged:
         ).stdout
 
     def table(self, key: str) -> dict[str, Any]:
-        found = self.summary["summary"][key]
-        path = found["path"] if isinstance(found, dict) else self.summary["summary"][f"{key}.path"]
+        table_file = self.summary["summary"][key]
+        path = (
+            table_file["path"]
+            if isinstance(table_file, dict)
+            else self.summary["summary"][f"{key}.path"]
+        )
         return json.loads((self.folder / "files" / path).read_text())
 
 
@@ -101,7 +109,8 @@ from moe_lab.reports.loggers import open_logger
 from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import warn_once
 folder, results = Path(sys.argv[1]), json.loads(sys.argv[2])
-config = Config(logger=LoggerConfig(name="wandb", tags=["mine"]), output_dir=str(folder / "out"), seed=5)
+wandb = LoggerConfig(name="wandb", tags=["mine"])
+config = Config(logger=wandb, output_dir=str(folder / "out"), seed=5)
 with open_logger(config, kind="study", name="study-1", group=None) as logger:
     logger.log_trial(0, 2.5, [0.0, 0.0, 0.0], "COMPLETE")
     logger.log_trial(1, None, [0.0, 0.25, 0.0], "PRUNED")
@@ -115,14 +124,16 @@ for name in ("begun", "resumed"):
         logger.log_trial(0, 2.5, [0.0], name)
         with open_logger(config, name="study-2", **shared) as other:
             other.log_trial(1, 2.0, [0.1], "shared")
+run = {"kind": "run", "group": "figure3", "folder": folder / "run"}
 for _ in range(2):
-    with open_logger(config, kind="run", name="run-1", group="figure3", folder=folder / "run") as logger:
+    with open_logger(config, name="run-1", **run) as logger:
         if not logger.logged:
             logger.begin()
             logger.log_results(RunResult(results, folder))
-            logger.log_table("scores", pandas.DataFrame({"seed": pandas.array([1, None], "Int64"), "p": [0.5, None]}))
+            columns = {"seed": pandas.array([1, None], "Int64"), "p": [0.5, None]}
+            logger.log_table("scores", pandas.DataFrame(columns))
 try:
-    with open_logger(config, kind="run", name="run-2", group="figure3", folder=folder / "run") as logger:
+    with open_logger(config, name="run-2", **run) as logger:
         logger.begin()
         raise MemoryError
 except MemoryError:
@@ -160,7 +171,8 @@ def study_folder(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Logged], str, Path]:
-    """The offline study and run, by name, what was said on stderr, and the output folder; nobody was called."""
+    """The offline study and run by name, the text on stderr, and the output
+    folder; no server was called."""
     folder = study_folder(tmp_path_factory.mktemp("wandb"))
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -185,7 +197,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Logged],
         with pytest.raises(TimeoutError):
             server.accept()
     runs = [Logged(path) for path in (folder / "out" / "wandb").glob("offline-run-*")]
-    return {one.summary["name"]: one for one in runs}, ended.stderr, folder
+    return {logged_run.summary["name"]: logged_run for logged_run in runs}, ended.stderr, folder
 
 
 @pytest.mark.slow
@@ -193,13 +205,13 @@ def test_trials_and_the_heatmap_can_be_read_back(logged):
     study = logged[0]["study-1"]
     trials = [item for item in study.history if "trial" in item]
     assert [item["trial"] for item in trials] == [0, 1]
-    assert trials[0]["value"] == 2.5 and "value" not in trials[1] and trials[1]["state"] == "PRUNED"
+    assert trials[0]["value"] == 2.5
+    assert "value" not in trials[1]
+    assert trials[1]["state"] == "PRUNED"
     assert [trials[1][f"temperature/layer_{layer}"] for layer in range(3)] == [0.0, 0.25, 0.0]
     table = study.table("trials")
-    assert (
-        table["columns"] == ["number", "value", "params_layer_1", "state"]
-        and len(table["data"]) == 2
-    )
+    assert table["columns"] == ["number", "value", "params_layer_1", "state"]
+    assert len(table["data"]) == 2
     assert study.summary["summary"]["best/score"] == 2.25
     assert study.run["job_type"] == "study"
     artifacts = [
@@ -214,8 +226,10 @@ def test_trials_and_the_heatmap_can_be_read_back(logged):
 @pytest.mark.slow
 def test_results_samples_and_configuration_can_be_read_back(logged):
     run = logged[0]["run-1"]
-    assert run.summary["summary"]["toy/acc,none"] == 0.5 and run.summary["summary"]["score"] == 0.5
-    assert run.summary["config"]["seed"] == 5 and run.summary["config"]["run_id"] == "abc"
+    assert run.summary["summary"]["toy/acc,none"] == 0.5
+    assert run.summary["summary"]["score"] == 0.5
+    assert run.summary["config"]["seed"] == 5
+    assert run.summary["config"]["run_id"] == "abc"
     assert run.table("samples/toy")["data"] == [["toy", 3, "Q", "two", "2", 1.0, "acc,none"]]
     assert {"mine", "partial", "untuned", "upper-bound"} <= set(run.run["tags"])
     assert run.summary["state"] == "finished"
@@ -227,7 +241,8 @@ def test_results_samples_and_configuration_can_be_read_back(logged):
 @pytest.mark.slow
 def test_a_run_is_logged_once_under_an_id_of_its_own(logged):
     runs, _, folder = logged
-    assert runs["run-1"].run["run_id"] == "run-1" and runs["study-1"].run["run_id"] == "study-1"
+    assert runs["run-1"].run["run_id"] == "run-1"
+    assert runs["study-1"].run["run_id"] == "study-1"
     record = {"entity": None, "project": "moe_lab", "id": "run-1"}
     assert json.loads((folder / "run" / "wandb.json").read_text()) == record
     assert len(list((folder / "out" / "wandb").glob("offline-run-*-run-1"))) == 1
@@ -235,7 +250,7 @@ def test_a_run_is_logged_once_under_an_id_of_its_own(logged):
 
 @pytest.mark.slow
 def test_a_resumed_study_continues_its_run_and_a_process_that_shares_it_has_its_own(logged):
-    """Broken by an id for each session of a study, and by two processes that write one W&B run at once."""
+    """Broken by an id for each session of a study, and by two processes writing one W&B run."""
     folder = logged[2] / "out" / "wandb"
     sessions = [Logged(path) for path in folder.glob("offline-run-*")]
     states: dict[str, list[str]] = {}
@@ -251,14 +266,15 @@ def test_a_resumed_study_continues_its_run_and_a_process_that_shares_it_has_its_
 @pytest.mark.slow
 def test_a_difference_is_logged_with_its_p_and_its_interval(logged):
     summary = logged[0]["run-1"].summary["summary"]
-    found = [summary[name] for name in ("difference", "p", "difference_low", "difference_high")]
-    assert found == [0.1, 0.125, -0.05, 0.25]
+    values = [summary[name] for name in ("difference", "p", "difference_low", "difference_high")]
+    assert values == [0.1, 0.125, -0.05, 0.25]
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_is_a_failed_run(logged):
     failed = logged[0]["run-2"]
-    assert failed.summary["state"] == "failed" and failed.run["run_group"] == "figure3"
+    assert failed.summary["state"] == "failed"
+    assert failed.run["run_group"] == "figure3"
     assert "score" not in failed.summary["summary"]
 
 
@@ -315,9 +331,10 @@ def test_a_failing_logger_costs_nothing_and_is_told_once(breaks, config, monkeyp
             logger.log_results(RunResult(RESULTS.content, Path("/nowhere")))
             logger.log_study(Path("/nowhere"))
             logger.log_figure(Path("/nowhere/x.png"))
-    told = capsys.readouterr().err
-    assert told.count("logs no further") == 1 and "Results are not affected" in told
-    assert KEY not in told
+    message = capsys.readouterr().err
+    assert message.count("logs no further") == 1
+    assert "Results are not affected" in message
+    assert KEY not in message
 
 
 def test_what_fails_inside_still_fails(config):
@@ -348,8 +365,8 @@ def test_a_server_that_is_not_reached_means_offline(config, monkeypatch, capsys)
     assert modes == ["online", "offline", "offline"], (
         "the second does not wait for the server again"
     )
-    told = "logged offline (ConnectionError: no route to host). To upload: wandb sync"
-    assert told in capsys.readouterr().err
+    message = "logged offline (ConnectionError: no route to host). To upload: wandb sync"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -416,7 +433,8 @@ def test_the_score_of_a_group_is_its_own():
 
 def test_temperatures_are_named_in_the_order_of_layers():
     names = list(run_values.by_layer([0.0] * 11))
-    assert names == sorted(names) and names[-1] == "temperature/layer_10"
+    assert names == sorted(names)
+    assert names[-1] == "temperature/layer_10"
 
 
 @pytest.mark.parametrize("method", ["pretrain", "finetune-freeze"])
@@ -457,22 +475,31 @@ def wandb_is_imported() -> None:
 
 @pytest.mark.slow
 def test_a_tuned_command_is_logged_offline(tmp_path):
-    """One study with its trials, heatmap and table, a run per seed, and the table, in one group. They are logged once."""
-    command = "method=roe method.n=2 task=toy_choice tuning=tpe tuning.n_trials=3 tuning.num_samples=4 seeds=2 limit=4"
+    """One study with its trials, heatmap and table, a run per seed, and the table, in one group.
+
+    They are logged once.
+    """
+    command = (
+        "method=roe method.n=2 task=toy_choice tuning=tpe tuning.n_trials=3 "
+        "tuning.num_samples=4 seeds=2 limit=4"
+    )
     keys = [*command.split(), "logger=wandb", f"output_dir={tmp_path}"]
     ended = run_forked(tmp_path, *keys, WANDB_MODE="offline")
     assert ended.code == 0, ended.err
     assert ended.err.count("wandb sync") == 1
     logged = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
-    (study,) = (one for one in logged if one.run["job_type"] == "study")
-    (table,) = (one for one in logged if one.run["job_type"] == "command")
-    runs = [one for one in logged if one.run["job_type"] == "run"]
-    assert len(runs) == 2 and {one.run["run_group"] for one in logged} == {table.run["run_id"]}
+    [study] = of_type("study", logged)
+    [table] = of_type("command", logged)
+    runs = of_type("run", logged)
+    assert len(runs) == 2
+    assert {logged_run.run["run_group"] for logged_run in logged} == {table.run["run_id"]}
+
     scores = table.table("tables/scores")
-    place = [scores["columns"].index(name) for name in ("method", "seed", "p_holm")]
-    rows = [tuple(row[number] for number in place) for row in scores["data"]]
-    assert [row[:2] for row in rows] == [("base", None), ("roe", 0), ("roe", 1), ("roe", None)]
-    assert rows[-1][2] is not None, "the mean has the test"
+    rows = [dict(zip(scores["columns"], row, strict=True)) for row in scores["data"]]
+    assert [row["method"] for row in rows] == ["base", "roe", "roe", "roe"]
+    assert [row["seed"] for row in rows] == [None, 0, 1, None]
+    assert rows[-1]["p_holm"] is not None, "the mean has the test"
+
     trials = [item for item in study.history if "trial" in item]
     assert [item["trial"] for item in trials] == [0, 1, 2]
     layers = len([key for key in trials[0] if key.startswith("temperature/")])
@@ -480,6 +507,7 @@ def test_a_tuned_command_is_logged_offline(tmp_path):
     assert len(study.table("trials")["data"]) == 3
     assert study.table("tables/heatmap")["data"]
     assert list((study.folder / "files" / "media" / "images" / "figures").glob("heatmap*.png"))
+
     assert {run.summary["config"]["seed"] for run in runs} == {0, 1}
     for run in runs:
         assert run.summary["config"]["method"]["temperature"].endswith("best.yaml")
@@ -487,21 +515,29 @@ def test_a_tuned_command_is_logged_offline(tmp_path):
         assert f"temperature/layer_{layers - 1}" in run.summary["summary"]
         assert 0 <= run.summary["summary"]["score"] <= 1
         assert len(run.table("samples/toy_choice")["data"]) == 4
+
     assert run_forked(tmp_path, *keys, WANDB_MODE="offline").code == 0
-    again = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
-    assert sorted(one.run["job_type"] for one in again) == [
-        "command",
-        "command",
-        "run",
-        "run",
-        "study",
-    ]
+    logged_again = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
+    assert len(of_type("study", logged_again)) == 1
+    assert len(of_type("run", logged_again)) == 2
+    assert len(of_type("command", logged_again)) == 2
+    assert len(logged_again) == 5
+
+
+def of_type(job_type: str, logged: list[Logged]) -> list[Logged]:
+    return [logged_run for logged_run in logged if logged_run.run["job_type"] == job_type]
 
 
 @pytest.mark.slow
 def test_a_traced_run_draws_its_figures_and_logs_them(tmp_path):
-    """Traces joined with the real log: the last step's accuracy is the run's score, the first one's is base's."""
-    keys = "method=c3po task=toy_choice limit=12 method.steps=3 method.trace=true method.learning_rate=[0.1,0.0001]"
+    """Traces joined with the real log.
+
+    The last step's accuracy is the run's score, and the first step's is that of the base model.
+    """
+    keys = (
+        "method=c3po task=toy_choice limit=12 method.steps=3 method.trace=true "
+        "method.learning_rate=[0.1,0.0001]"
+    )
     keys += f" method.reference_size=60 logger=wandb output_dir={tmp_path}"
     ended = run_forked(tmp_path, *keys.split(), WANDB_MODE="offline")
     assert ended.code == 0, ended.err
@@ -549,10 +585,11 @@ def agent_arguments(parameters: dict[str, Any]) -> list[str]:
 def test_an_agent_s_arguments_are_overrides(key, value):
     (argument,) = agent_arguments({key: value})
     (cell,) = compose([argument, "method=roe"])
-    found: Any = to_config(cell)
+    actual: Any = to_config(cell)
     for name in key.split("."):
-        found = getattr(found, name)
-    assert found == value and type(found) is type(value)
+        actual = getattr(actual, name)
+    assert actual == value
+    assert type(actual) is type(value)
 
 
 @pytest.mark.slow
@@ -562,29 +599,32 @@ def test_the_documented_sweep_composes():
     assert sweep["command"][:3] == ["python", "-m", "moe_lab"]
     assert sweep["command"][-1] == "${args_no_hyphens}"
     parameters = sweep["parameters"].items()
-    values = {name: one.get("min", one.get("values", [None])[0]) for name, one in parameters}
+    values = {
+        name: parameter.get("min", parameter.get("values", [None])[0])
+        for name, parameter in parameters
+    }
     (cell,) = compose([*fixed, *agent_arguments(values)])
     config = to_config(cell)
-    assert (
-        config.logger.name == "wandb" and config.method.n == 8 and config.method.temperature == 0.0
-    )
+    assert config.logger.name == "wandb"
+    assert config.method.n == 8
+    assert config.method.temperature == 0.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["base", "c2r"])
 def test_expert_metrics_can_be_read_back(method, tmp_path):
     keys = f"method={method} task=toy_choice limit=3 metrics=expert logger=wandb baseline=false"
-    own = ["method.dataset_size=8"] if method == "c2r" else []
+    overrides = ["method.dataset_size=8"] if method == "c2r" else []
     ended = run_forked(
-        tmp_path, *keys.split(), *own, f"output_dir={tmp_path}", WANDB_MODE="offline"
+        tmp_path, *keys.split(), *overrides, f"output_dir={tmp_path}", WANDB_MODE="offline"
     )
     assert ended.code == 0, ended.err
     folder = Path(ended.out.splitlines()[-1]).parent
-    found = json.loads((folder / "expert_metrics.json").read_text())
+    metrics = json.loads((folder / "expert_metrics.json").read_text())
     (run,) = (Logged(path) for path in (tmp_path / "wandb").glob("offline-run-*"))
     summary = run.summary["summary"]
-    scores = logged_values(StoredMetrics(found))
-    assert scores["expert/load_balance/all"] == found["load_balance"]["all"]["value"]
+    scores = logged_values(StoredMetrics(metrics))
+    assert scores["expert/load_balance/all"] == metrics["load_balance"]["all"]["value"]
     assert ("expert/specialization/toy_choice/acc,none" in scores) == (method == "base")
     for key, value in scores.items():
         assert summary[key] == pytest.approx(value), key

@@ -1,7 +1,9 @@
-"""What a command prints, and its score table. Breaks if a note or a number is beside another run or not explained, a profile
-beside the wrong study; if a table on a narrow terminal cuts a number or leaves out a column without saying so, and if a
-missing number looks like a zero; if a single seed or a part of a group has a verdict, or a difference is significant
-without evidence, or in the wrong direction.
+"""What a command prints, and its score table.
+
+Breaks if a note or a number is beside another run or not explained, a profile beside the wrong
+study; if a table on a narrow terminal cuts a number or leaves out a column without saying so,
+and if a missing number looks like a zero; if a single seed or a part of a group has a verdict,
+or a difference is significant without evidence, or in the wrong direction.
 """
 
 from dataclasses import replace
@@ -57,7 +59,8 @@ from tests.support.stored_traces import c3po_results
 
 
 def test_notes_are_beside_their_run_and_explained_once(capsys):
-    base, roe = results_of("base", partial=True), results_of(partial=True, untuned=True)
+    base = results_of("base", partial=True)
+    roe = results_of(partial=True, untuned=True)
     print_scores(CommandTable([base, roe]), ["A footnote."])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Results: model=tiny task=t metric=acc,none n=4"
@@ -77,7 +80,8 @@ def test_titles_say_where_lower_is_better(capsys):
             {"results": {"t": {metric: 1.5}}, "higher_is_better": better, "moe_lab": block}
         )
 
-    loss, accuracy = of_metric("bits_per_byte", False), of_metric("acc", True)
+    loss = of_metric("bits_per_byte", False)
+    accuracy = of_metric("acc", True)
     titles = {
         "Results (lower is better): ": [loss],
         "Results: ": [accuracy],
@@ -86,14 +90,13 @@ def test_titles_say_where_lower_is_better(capsys):
     for title, runs in titles.items():
         print_scores(CommandTable(runs))
         assert capsys.readouterr().out.startswith(title)
-    assert (
-        notes(CommandTable([loss, loss])) == [NOT_COMPARED]
-        and notes(CommandTable([loss, accuracy])) == []
-    )
+    assert notes(CommandTable([loss, loss])) == [NOT_COMPARED]
+    assert notes(CommandTable([loss, accuracy])) == []
 
 
 def run_of_group() -> RunResult:
-    """A run on the group g of the tasks a and b, with the same difference to its base model in both."""
+    """A run on the group g of the tasks a and b, with the same difference
+    to its base model in both."""
     paired = {
         "n": 2,
         "difference": 0.5,
@@ -155,7 +158,8 @@ def test_studies_have_a_row_each(tmp_path, capsys):
     [first] = [line.split() for line in lines if line.startswith("gsm8k")]
     [second] = [line.split() for line in lines if line.startswith("arc")]
     assert first == ["gsm8k", "3", "100", "42", "2.5000", "1235", *["0.12"] * 48]
-    assert second[:2] == ["arc_challenge", "1,040"] and second[6] == "layer_3"
+    assert second[:2] == ["arc_challenge", "1,040"]
+    assert second[6] == "layer_3"
     assert str(tmp_path / "a" / "best.yaml") in lines
 
 
@@ -172,7 +176,8 @@ def test_what_is_left_out_and_settings_and_notes_are_said(tmp_path, capsys):
     comparison = compare([a, b])
     print_comparison(comparison)
     printed = capsys.readouterr().out
-    assert f"a: model, {a.file}\n   pretrained=x\n" in printed and MARKS["untuned"] in printed
+    assert f"a: model, {a.file}\n   pretrained=x\n" in printed
+    assert MARKS["untuned"] in printed
     assert f"b: model, {b.file}\n   untuned\n" in printed
     assert "b on t is better than a: acc,none +0.8667" in printed
     assert "Only in a, and not compared: u." in printed
@@ -180,7 +185,7 @@ def test_what_is_left_out_and_settings_and_notes_are_said(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "most, command",
+    "line_count, command",
     [
         (60, "method=base task=toy_math limit=2"),
         (100, "-m method=roe,top-p task=toy_choice,toy_math limit=4"),
@@ -188,20 +193,26 @@ def test_what_is_left_out_and_settings_and_notes_are_said(tmp_path, capsys):
         (100, "-m method=roe,scmoe task=toy_text limit=4 task.metric=bits_per_byte,none"),
     ],
 )
-def test_a_command_says_little_beside_its_table(most, command, tmp_path, capsys):
+def test_a_command_says_little_beside_its_table(line_count, command, tmp_path, capsys):
     ended = run_command(capsys, *command.split(), f"output_dir={tmp_path}")
     table, _, below = ended.out.partition("\n\n")[2].partition("\n\n")
-    assert ended.code == 0 and table.count("\n") >= 2
+    assert ended.code == 0
+    assert table.count("\n") >= 2
     words = [word for word in below.split() if str(tmp_path) not in word]
-    assert len(words) <= most, below
+    assert len(words) <= line_count, below
 
 
 # Expert metrics
 
 
 def loss(difference: float, base: float = 0.5, p: float | None = 0.25) -> dict[str, Any]:
-    one = {"base": base, "changed": base - difference, "difference": difference, "ci95": [0.0, 0.1]}
-    return {"acc,none": one | {"runs": [{"p_mcnemar": p}]}}
+    loss_metric = {
+        "base": base,
+        "changed": base - difference,
+        "difference": difference,
+        "ci95": [0.0, 0.1],
+    }
+    return {"acc,none": loss_metric | {"runs": [{"p_mcnemar": p}]}}
 
 
 METRICS: dict[str, Any] = {
@@ -225,10 +236,12 @@ METRICS: dict[str, Any] = {
 }
 
 
-def families(metrics: dict[str, Any], *others: float) -> Family:
+def families(metrics: dict[str, Any], *other_p_values: float) -> Family:
     """The families of a run's losses and of scores."""
-    own = {line.comparison(results_of()): line.p for line in lines(metrics) if line.task}
-    return Family.of({(str(n), "t", "acc,none", "base"): p for n, p in enumerate(others)} | own)
+    p_values = {line.comparison(results_of()): line.p for line in lines(metrics) if line.task}
+    return Family.of(
+        {(str(n), "t", "acc,none", "base"): p for n, p in enumerate(other_p_values)} | p_values
+    )
 
 
 def lines(metrics: dict[str, Any]) -> list[ExpertLine]:
@@ -240,43 +253,49 @@ def test_differences_to_base_are_in_their_own_rows():
         "load_balance/all": {"difference": 0.1, "ci95": [0.05, 0.15]},
         "capacity/most/tasks/u/acc,none": {"difference": -0.2, "ci95": None},
     }
-    found = lines(METRICS | {"differences": {"baseline": difference}})
-    by_row = {(line.label, line.of): line.difference for line in found}
+    metric_lines = lines(METRICS | {"differences": {"baseline": difference}})
+    by_row = {(line.label, line.of): line.difference for line in metric_lines}
     assert len(by_row) == 5
     balance = by_row["Load Balance, bits", "all tokens"]
     assert (balance.difference, balance.interval) == (0.1, (0.05, 0.15))
     capacity = [
         by_row["Capacity, acc,none", f"most activated expert masked, {task}"] for task in "tu"
     ]
-    assert [(one.difference, one.interval) for one in capacity] == [(None, None), (-0.2, None)]
+    assert [(capacity_line.difference, capacity_line.interval) for capacity_line in capacity] == [
+        (None, None),
+        (-0.2, None),
+    ]
 
 
-@pytest.mark.parametrize("others", [(), (0.5, 0.001)])
-def test_a_loss_is_corrected_for_the_losses_alone(others):
+@pytest.mark.parametrize("other_p_values", [(), (0.5, 0.001)])
+def test_a_loss_is_corrected_for_the_losses_alone(other_p_values):
     """Broken by scores that change the p of a loss, and by losses that change the p of scores."""
     two = {"least": {"tasks": {"t": loss(0.3, p=0.03)}}, "most": {"tasks": {"t": loss(0.3, p=0.5)}}}
     metrics = METRICS | {"capacity": two}
-    found, family = lines(metrics), families(metrics, *others)
-    columns = expert_columns([Row(results_of(), "", line) for line in found], family)
+    metric_lines = lines(metrics)
+    family = families(metrics, *other_p_values)
+    columns = expert_columns([Row(results_of(), "", line) for line in metric_lines], family)
     cells = {column.heading: column.cells for column in columns}
     assert [cell for cell in cells["p (Holm)"] if cell] == ["0.0600", "0.5000"]
-    assert not others or family.corrected["1", "t", "acc,none", "base"] == 0.002
-    assert not others or family.note == "scores: 2, expert metrics: 2"
+    assert not other_p_values or family.corrected["1", "t", "acc,none", "base"] == 0.002
+    assert not other_p_values or family.note == "scores: 2, expert metrics: 2"
 
 
 def test_c3po_says_how_many_questions_had_no_neighbour():
-    def said(epsilon: float | None, without: int, **more: Any) -> list[str]:
+    def said(epsilon: float | None, without: int, **changes: Any) -> list[str]:
         c3po = {
             "core_experts": 20,
             "epsilon": epsilon,
             "reference": {"questions_without": without},
-        } | more
+        } | changes
         lines = get_method("c3po").footnotes(c3po_results(c3po=c3po)["moe_lab"])
         return [line for line in lines if "had no neighbour" in line]
 
     assert "epsilon 0.3: 3 of 4 questions had no neighbour" in said(0.3, 3)[0]
-    assert said(None, 2) and said(0.5, 0)
-    assert not said(None, 0) and not said(0.5, 0, upper_bound=True)
+    assert said(None, 2)
+    assert said(0.5, 0)
+    assert not said(None, 0)
+    assert not said(0.5, 0, upper_bound=True)
 
 
 SETTINGS = "method.schedule=router-experts"
@@ -304,14 +323,13 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers(
     print_table("Results", columns())
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
-    said = " ".join(" ".join(lines).split()).partition("Columns that do not fit: ")[2]
-    assert said == (f"{left_out}." if left_out else "")
+    text_left_out = " ".join(" ".join(lines).split()).partition("Columns that do not fit: ")[2]
+    assert text_left_out == (f"{left_out}." if left_out else "")
     text = "".join(
         line.split()[0] for line in lines if line.startswith(("method", "router", "-experts"))
     )
-    assert "0.6000" in "\n".join(lines) and (width < 50 or text == SETTINGS), (
-        "a name is folded, not cut"
-    )
+    assert "0.6000" in "\n".join(lines), "a name is folded, not cut"
+    assert width < 50 or text == SETTINGS, "a name is folded, not cut"
 
 
 WIDE = CommandTable(
@@ -352,7 +370,8 @@ def test_zero_or_nonsense_is_no_width(value, capsys, monkeypatch):
     expected = capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", value)
     print_table("Results", columns())
-    assert capsys.readouterr().out == expected and SETTINGS in expected
+    assert capsys.readouterr().out == expected
+    assert SETTINGS in expected
 
 
 def test_a_plan_fits_any_width(capsys, monkeypatch, tmp_path):
@@ -362,16 +381,17 @@ def test_a_plan_fits_any_width(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "20")
     narrow = run_command(capsys, "mode=plan", "method=base", "task=toy_math", "limit=4")
     assert wide.code == narrow.code == 0
-    assert "documents  forward tokens left" in wide.out and "\ndocuments: 4\n" in narrow.out
+    assert "documents  forward tokens left" in wide.out
+    assert "\ndocuments: 4\n" in narrow.out
 
 
 def test_texts_of_numbers():
-    assert number(0.5) == "0.5000" and number(-0.25, sign=True) == "-0.2500"
-    assert number(123456.7) == "1.235e+05" and number(-0.0000021, sign=True) == "-2.1e-06"
-    assert (
-        number(0.0, sign=True) == "+0.0000"
-        and interval_text((-0.01, 0.02), sign=True) == "[-0.0100, +0.0200]"
-    )
+    assert number(0.5) == "0.5000"
+    assert number(-0.25, sign=True) == "-0.2500"
+    assert number(123456.7) == "1.235e+05"
+    assert number(-0.0000021, sign=True) == "-2.1e-06"
+    assert number(0.0, sign=True) == "+0.0000"
+    assert interval_text((-0.01, 0.02), sign=True) == "[-0.0100, +0.0200]"
     assert (seconds(1234.56), count(1234.5), fixed(2.345)) == ("1,234.6 s", "1,234", "2.35")
     assert (
         number(None)
@@ -389,11 +409,14 @@ def cells(table: CommandTable) -> dict[str, list[str]]:
 
 
 def test_settings_tell_the_runs_of_a_grid_apart():
-    typed = [
+    overrides = [
         ["method.temperature=s/s-1/best.yaml"],
         ["method.roe={n:8,temperature:/s/s-2/best.yaml}"],
     ]
-    assert settings(typed, [0, 0]) == ["method.temperature=s-1", "method.roe={n:8,temperature:s-2}"]
+    assert settings(overrides, [0, 0]) == [
+        "method.temperature=s-1",
+        "method.roe={n:8,temperature:s-2}",
+    ]
     assert settings([["limit=5"], ["limit=5"]], [0, 1]) == ["seed=0", "seed=1"]
     assert settings([["limit=5"]], [0]) == [""]
     assert settings([["limit=5", "limit=2"], ["limit=2"]], [0, 0]) == ["", ""], (
@@ -402,11 +425,14 @@ def test_settings_tell_the_runs_of_a_grid_apart():
 
 
 def test_a_methods_keys_are_shown_if_another_method_is_in_the_grid():
-    """`method.n=4` of RoE and of C3PO are two different things: a row without it looks like the method's default."""
-    typed = [["method=base", "limit=5"]]
-    typed += [["method=" + name, "method.n=4", "limit=5"] for name in ("roe", "c3po")]
-    assert settings(typed, [None, 0, 0]) == ["", "method.n=4", "method.n=4"]
-    assert settings(typed[:2], [None, 0]) == ["", ""]
+    """`method.n=4` of RoE and of C3PO are different settings.
+
+    A row without the key would look like the method's default.
+    """
+    overrides = [["method=base", "limit=5"]]
+    overrides += [["method=" + name, "method.n=4", "limit=5"] for name in ("roe", "c3po")]
+    assert settings(overrides, [None, 0, 0]) == ["", "method.n=4", "method.n=4"]
+    assert settings(overrides[:2], [None, 0]) == ["", ""]
 
 
 def test_runs_that_ask_in_letters_are_told_from_those_that_ask_by_text():
@@ -416,9 +442,15 @@ def test_runs_that_ask_in_letters_are_told_from_those_that_ask_by_text():
         )
         return changed(run, configs={task: {"doc_to_choice": choices}})
 
-    text, letters, other = asked("a", "{{choices}}"), asked("a", LETTERS), asked("b", ["A", "B"])
-    assert run_labels([text, letters, other]) == ["task.answer=text", "task.answer=letters", ""]
-    assert run_labels([letters, other]) == ["", ""]
+    text = asked("a", "{{choices}}")
+    letters = asked("a", LETTERS)
+    other_task = asked("b", ["A", "B"])
+    assert run_labels([text, letters, other_task]) == [
+        "task.answer=text",
+        "task.answer=letters",
+        "",
+    ]
+    assert run_labels([letters, other_task]) == ["", ""]
 
 
 def test_the_cost_is_that_of_the_run_and_relative_to_its_base():
@@ -427,13 +459,15 @@ def test_the_cost_is_that_of_the_run_and_relative_to_its_base():
     roe = results_of(baseline={"run_id": "b"}, cost=cost | {"wall_seconds": 5.0, "tokens_in": 1600})
     paired = {"t": {"acc,none": {"difference": 0.1}}}
     control = {"calibration": {"run_id": "c", "results": {}, "paired": paired}}
-    found = cells(
+    cost_cells = cells(
         CommandTable([base, roe, changed(roe, moe_lab=roe["moe_lab"] | {"compared": control})])
     )
-    assert found["time"] == ["2.0 s", "5.0 s", "5.0 s", ""]
-    assert found["tokens"] == ["100", "1,600", "1,600", ""]
-    assert found["× base"] == ["1.00", "16.00", "16.00", ""], "once a run, not once a comparison"
-    assert found["against"] == ["", "", "", "calibration"]
+    assert cost_cells["time"] == ["2.0 s", "5.0 s", "5.0 s", ""]
+    assert cost_cells["tokens"] == ["100", "1,600", "1,600", ""]
+    assert cost_cells["× base"] == ["1.00", "16.00", "16.00", ""], (
+        "once a run, not once a comparison"
+    )
+    assert cost_cells["against"] == ["", "", "", "calibration"]
 
 
 FULL = {"run_id": "full", "results": {"t": {"acc,none": 0.44}}}
@@ -442,8 +476,10 @@ FULL = {"run_id": "full", "results": {"t": {"acc,none": 0.44}}}
 def group(method: str, mean: float, **block: Any) -> SeedGroup:
     """Two seeds of a method, 0.02 apart, base at 0.4 and full fine-tuning at 0.44."""
 
-    def paired(value: float, other: float) -> dict[str, Any]:
-        return {"t": {"acc,none": {"difference": value - other, "ci95": None, "p_mcnemar": None}}}
+    def paired(value: float, base_value: float) -> dict[str, Any]:
+        return {
+            "t": {"acc,none": {"difference": value - base_value, "ci95": None, "p_mcnemar": None}}
+        }
 
     results = [
         results_of(
@@ -478,15 +514,16 @@ def group(method: str, mean: float, **block: Any) -> SeedGroup:
 
 def test_a_mean_is_shown_in_the_place_of_its_seeds():
     groups = [group("roe", 0.5), group("finetune-freeze", 0.6)]
-    runs = [run for one in groups for run in one.results]
+    runs = [run for seed_group in groups for run in seed_group.results]
     table = CommandTable(runs, groups, family_of(groups))
-    found = cells(table)
-    assert found["method"] == ["roe"] * 2 + ["finetune-freeze"] * 2 and found["seeds"] == ["2"] * 4
-    assert found["value"] == ["0.5000"] * 2 + ["0.6000"] * 2
-    assert found["difference"] == ["+0.1000", "+0.0600", "+0.2000", "+0.1600"]
-    assert found["against"] == ["base", "full fine tuning"] * 2
+    shown_cells = cells(table)
+    assert shown_cells["method"] == ["roe"] * 2 + ["finetune-freeze"] * 2
+    assert shown_cells["seeds"] == ["2"] * 4
+    assert shown_cells["value"] == ["0.5000"] * 2 + ["0.6000"] * 2
+    assert shown_cells["difference"] == ["+0.1000", "+0.0600", "+0.2000", "+0.1600"]
+    assert shown_cells["against"] == ["base", "full fine tuning"] * 2
     over_seeds = ["[-0.0271, +0.2271]", "", "[+0.0729, +0.3271]", ""]
-    assert found["95% over seeds"] == over_seeds, (
+    assert shown_cells["95% over seeds"] == over_seeds, (
         "base: the larger p is Student's; else it is over documents"
     )
     assert len(table.lines) == 8 + 4, "the frame and the page have the seeds, too"
@@ -541,7 +578,8 @@ def score_lines(*scores: Score) -> list[ScoreLine]:
 )
 def test_p_decides_and_else_the_interval(changes, lower, outcome):
     [line] = score_lines(replace(SCORE, lower_is_better=lower, **changes))
-    assert line.score.verdict == outcome and by_outcome([line])[outcome] == [line]
+    assert line.score.verdict == outcome
+    assert by_outcome([line])[outcome] == [line]
 
 
 def test_the_sentences_can_be_quoted():
@@ -550,7 +588,8 @@ def test_the_sentences_can_be_quoted():
         conclusion([line])
         == sentence(line)
         == (
-            "roe on toy_math does not differ significantly from the base model: exact_match,none +0.0300, 95% over "
+            "roe on toy_math does not differ significantly from the base model: exact_match,none "
+            "+0.0300, 95% over "
             "documents [-0.0100, +0.0700], p 0.24; changed answers +12 -6."
         )
     )
@@ -562,27 +601,29 @@ def test_the_sentences_can_be_quoted():
         difference_both_interval=(0.01, 0.05),
         tested_over=BOTH,
     )
-    found = score_lines(better, replace(SCORE, run_id="other"))
-    assert sentence(found[0]) == (
-        "roe on toy_math is better than full fine tuning: exact_match,none +0.0300, 95% over seeds and documents "
+    score_sentences = score_lines(better, replace(SCORE, run_id="other"))
+    assert sentence(score_sentences[0]) == (
+        "roe on toy_math is better than full fine tuning: exact_match,none +0.0300, 95% over "
+        "seeds and documents "
         "[+0.0100, +0.0500], p 0.01."
     ), "alone in the family of controls"
-    assert conclusion(found).endswith(
+    assert conclusion(score_sentences).endswith(
         "base model and its controls: 1 better, 0 worse, 1 not significant."
     )
-    [same] = score_lines(replace(SCORE, p=None, equal=True))
-    assert (
-        sentence(same)
-        == "roe on toy_math equals the base model within rounding in every document (exact_match,none)."
+    [same_lines] = score_lines(replace(SCORE, p=None, equal=True))
+    assert sentence(same_lines) == (
+        "roe on toy_math equals the base model within rounding in every document "
+        "(exact_match,none)."
     )
 
 
 def test_a_score_without_comparison_a_part_of_a_group_and_one_of_several_seeds_have_no_verdict():
-    """A part has no p, as an expert metric has none; but the group's comparison is the one that was asked for."""
-    alone = replace(SCORE, p=None, difference_interval=(0.01, 0.07))
+    """Like an expert metric, a part has no p. The group's comparison is the requested one."""
+    score_alone = replace(SCORE, p=None, difference_interval=(0.01, 0.07))
     without = (
-        replace(alone, marks=("part",)),
+        replace(score_alone, marks=("part",)),
         replace(SCORE, difference=None),
         replace(SCORE, p=0.001),
     )
-    assert has_verdict(alone) and not any(map(has_verdict, without)), "but their mean has one"
+    assert has_verdict(score_alone), "but their mean has one"
+    assert not any(map(has_verdict, without)), "but their mean has one"

@@ -1,13 +1,15 @@
 """Breaks if two processes work on one run, or if an unfinished or foreign result is returned.
 
-Work that is done once. Broken by: a record of another id that is taken, a record without its files, work that is lost.
+Work that is done once. Broken by: a record of another id that is taken, a record without
+its files, work that is lost.
 
 Breaks if a lock is acquired twice, or if asking whether a file is locked keeps it locked.
 
-Breaks if a damaged file passes for a whole one, ends in a traceback, or is lost when it is made again; if a file can be
-half written, or if NaN gets into JSON.
+Breaks if a damaged file passes for a whole one, ends in a traceback, or is lost when it is made
+again; if a file can be half written, or if NaN gets into JSON.
 
-Types of stored content. Broken by a wrong type that a reader would meet, and by a right one that is refused.
+Types of stored content. Broken by a wrong type that a reader would meet, and by a
+right one that is refused.
 
 Breaks if a stored result says other things of its tasks than its configuration does.
 """
@@ -64,18 +66,19 @@ OF_COMMIT = {"model": {"name": "m", "commit": "c1"}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "commit", "own"),
+    ("changes", "commit", "own_id"),
     [
-        *(({}, None, True), (OF_COMMIT, "c1", True), (OF_COMMIT, "c2", False)),
-        *(
-            (other, None, False)
-            for other in ({"run_id": "b"}, {"schema_version": 2}, {"status": "error"})
-        ),
+        ({}, None, True),
+        (OF_COMMIT, "c1", True),
+        (OF_COMMIT, "c2", False),
+        ({"run_id": "b"}, None, False),
+        ({"schema_version": 2}, None, False),
+        ({"status": "error"}, None, False),
         *(({key: wrong}, None, False) for key in BLOCKS for wrong in (None, [1])),
     ],
 )
-def test_a_finished_result_of_this_run_is_returned(tmp_path, changes, commit, own):
-    assert (finished(tmp_path, **changes).stored(commit) is not None) == own
+def test_a_finished_result_of_this_run_is_returned(tmp_path, changes, commit, own_id):
+    assert (finished(tmp_path, **changes).stored(commit) is not None) == own_id
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"results": {}}', "null"])
@@ -87,8 +90,9 @@ def test_a_damaged_result_is_not(tmp_path, content):
 
 def test_a_result_of_the_wrong_shape_is_said(tmp_path, capsys):
     finished(tmp_path, model=[1]).stored()
-    said = capsys.readouterr().err
-    assert f"{tmp_path}/results.json is damaged" in said and said.endswith("It is not used.\n")
+    message = capsys.readouterr().err
+    assert f"{tmp_path}/results.json is damaged" in message
+    assert message.endswith("It is not used.\n")
 
 
 def _hold(folder: Path, ready: Any, seconds: float) -> None:
@@ -137,9 +141,8 @@ def test_only_a_failure_has_a_status(tmp_path, monkeypatch, error):
         assert raised is error
     failed = isinstance(error, ValueError)
     assert (tmp_path / "status.json").exists() == failed
-    assert (
-        store.failure("7") == ("ValueError: why" if failed else None) and store.failure("8") is None
-    )
+    assert store.failure("7") == ("ValueError: why" if failed else None)
+    assert store.failure("8") is None
 
 
 def test_an_output_folder_that_cannot_be_made(tmp_path):
@@ -194,56 +197,70 @@ def maker(artifact: Artifact, made: list[int]):
 def test_what_another_process_made_before_the_lock_was_free_is_not_made_again(
     tmp_path, monkeypatch
 ):
-    one, made, held = pair(tmp_path), [], RunFolder.held
+    folder_pair = pair(tmp_path)
+    made = []
+    held = RunFolder.held
 
     def held_later(self):
         monkeypatch.undo()
-        pair(tmp_path).load_or_make(maker(one, made))
+        pair(tmp_path).load_or_make(maker(folder_pair, made))
         return held(self)
 
     monkeypatch.setattr(RunFolder, "held", held_later)
-    assert one.load_or_make(maker(one, made)) == {"id": one.id, "times": 1}
+    assert folder_pair.load_or_make(maker(folder_pair, made)) == {"id": folder_pair.id, "times": 1}
 
 
 def test_it_is_made_once_and_again_where_something_is_gone(tmp_path):
-    one, made = pair(tmp_path), []
-    assert one.stored() is None
-    assert one.load_or_make(maker(one, made)) == {"id": one.id, "times": 1}
-    assert one.load_or_make(maker(one, made)) == one.stored() == {"id": one.id, "times": 1}
-    assert not (one.folder / "parts").exists()
-    (one.folder / "other").unlink()
-    assert one.stored() is None and one.load_or_make(maker(one, made))["times"] == 2
-    (one.folder / "record.json").write_text("[]")
-    assert one.load_or_make(maker(one, made))["times"] == 3
-    other = pair(tmp_path, "b" * 64)
-    assert other.stored() is None and other.load_or_make(maker(other, made))["times"] == 4
+    first_pair = pair(tmp_path)
+    made = []
+    assert first_pair.stored() is None
+    assert first_pair.load_or_make(maker(first_pair, made)) == {"id": first_pair.id, "times": 1}
+    assert (
+        first_pair.load_or_make(maker(first_pair, made))
+        == first_pair.stored()
+        == {"id": first_pair.id, "times": 1}
+    )
+    assert not (first_pair.folder / "parts").exists()
+    (first_pair.folder / "other").unlink()
+    assert first_pair.stored() is None
+    assert first_pair.load_or_make(maker(first_pair, made))["times"] == 2
+    (first_pair.folder / "record.json").write_text("[]")
+    assert first_pair.load_or_make(maker(first_pair, made))["times"] == 3
+    other_pair = pair(tmp_path, "b" * 64)
+    assert other_pair.stored() is None
+    assert other_pair.load_or_make(maker(other_pair, made))["times"] == 4
 
 
 def test_work_in_progress_stays_where_making_fails(tmp_path):
-    one = pair(tmp_path)
+    folder_pair = pair(tmp_path)
 
     def fail() -> dict[str, Any]:
-        (one.folder / "parts").mkdir()
+        (folder_pair.folder / "parts").mkdir()
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        one.load_or_make(fail)
-    assert (one.folder / "parts").exists() and one.stored() is None
+        folder_pair.load_or_make(fail)
+    assert (folder_pair.folder / "parts").exists()
+    assert folder_pair.stored() is None
 
 
 def test_another_maker_is_named(tmp_path):
-    one = pair(tmp_path)
-    with RunFolder(one.folder, one.id).held(), pytest.raises(RunHeldError):
-        one.load_or_make(maker(one, []))
+    folder_pair = pair(tmp_path)
+    with RunFolder(folder_pair.folder, folder_pair.id).held(), pytest.raises(RunHeldError):
+        folder_pair.load_or_make(maker(folder_pair, []))
 
 
 def test_a_lock_is_acquired_once_until_it_is_released(tmp_path):
     file = tmp_path / ".lock"
-    assert not is_locked(file) and not file.exists()
+    assert not is_locked(file)
+    assert not file.exists()
     lock = acquire(file)
-    assert lock is not None and acquire(file) is None and is_locked(file)
+    assert lock is not None
+    assert acquire(file) is None
+    assert is_locked(file)
     lock.release()
-    assert not is_locked(file) and acquire(file) is not None
+    assert not is_locked(file)
+    assert acquire(file) is not None
 
 
 WRONG = {
@@ -261,31 +278,38 @@ WRONG = {
 @pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
 def test_a_damaged_file_is_one_message_that_names_it(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DamagedError, match=rf"{name} is damaged: .*Move it away") as found:
+    with pytest.raises(DamagedError, match=rf"{name} is damaged: .*Move it away") as raised:
         read_mapping(tmp_path / name)
-    assert "\n" not in str(found.value) and len(str(found.value)) < 400
-    assert found.value.exit_code == 2
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+    assert raised.value.exit_code == 2
 
 
 def test_absent_whole_and_a_folder(tmp_path, capsys):
     path = tmp_path / "results.json"
-    assert read_mapping(path) is None and read_lines(path) is None
+    assert read_mapping(path) is None
+    assert read_lines(path) is None
     path.write_text('{"a": 1}')
-    assert read_mapping(path) == {"a": 1} == whole_mapping(path) and read_lines(path) == [{"a": 1}]
+    assert read_mapping(path) == {"a": 1} == whole_mapping(path)
+    assert read_lines(path) == [{"a": 1}]
     (tmp_path / "x.json").mkdir()
     for read in (read_mapping, read_lines):
         with pytest.raises(DamagedError, match="Is a directory"):
             read(tmp_path / "x.json")
-    assert whole_mapping(tmp_path / "x.json") is None and whole_mapping(tmp_path / "x.json") is None
+    assert whole_mapping(tmp_path / "x.json") is None
+    assert whole_mapping(tmp_path / "x.json") is None
     assert capsys.readouterr().err.count("x.json is damaged: Is a directory. It is not used.") == 1
 
 
 def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path, monkeypatch):
     parsed = []
     loads = json.loads
-    monkeypatch.setattr(
-        stored.json, "loads", lambda text, **keys: parsed.append(text) or loads(text)
-    )
+
+    def counted(text, **keys):
+        parsed.append(text)
+        return loads(text)
+
+    monkeypatch.setattr(stored.json, "loads", counted)
     path = tmp_path / "results.json"
     assert parsed_once(path) is None
     for number in (1, 2):  # within one tick of the clock: the inode alone differs
@@ -337,7 +361,8 @@ def test_what_readers_would_meet_is_named(tmp_path, results, place):
     file = tmp_path / "results.json"
     if place is None:
         stored = stored_results(results, file)
-        assert isinstance(stored, RunResult) and stored.lm_eval.results == results["results"]
+        assert isinstance(stored, RunResult)
+        assert stored.lm_eval.results == results["results"]
     else:
         with pytest.raises(DamagedError, match=rf"results\.json is damaged: {place}: "):
             stored_results(results, file)
@@ -365,8 +390,8 @@ def test_what_a_dataclass_holds_is_read_with_it():
         "marks": ["x", "y"],
         "more": None,
     }
-    found = typed(Whole, content)
-    assert found == Whole([Part("a", (0, 0.5))], {"b": Part("b"), "c": None}, ("x", "y"))
+    value = typed(Whole, content)
+    assert value == Whole([Part("a", (0, 0.5))], {"b": Part("b"), "c": None}, ("x", "y"))
 
 
 @pytest.mark.parametrize(
@@ -399,7 +424,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, step):
     ):
         write_atomically(file, "new")
     assert file.read_text() == "old"
-    assert [one.name for one in tmp_path.iterdir()] == ["results.json"], "no temporary file is left"
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"], (
+        "no temporary file is left"
+    )
 
 
 WRITERS = {
@@ -441,7 +468,8 @@ def test_json_holds_no_nan(tmp_path):
 @pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
 def test_files_obey_the_umask(tmp_path, mask, mode):
     """Broken by a mode of one's own, new or again."""
-    file, before = tmp_path / "results.json", os.umask(mask)
+    file = tmp_path / "results.json"
+    before = os.umask(mask)
     try:
         for content in ("new", "again"):
             write_atomically(file, content)

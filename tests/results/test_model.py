@@ -102,7 +102,8 @@ def test_a_block_is_written_as_it_was_read():
     block = RunBlock.model_validate(WRITTEN)
     assert json.dumps(plain(block)) == json.dumps(WRITTEN)
     assert block.paired["t"]["acc,none"] == Paired.model_validate(DIFFERENCE)
-    assert block.report == {"k": 3, "upper_bound": True} and block.is_reported("upper_bound")
+    assert block.report == {"k": 3, "upper_bound": True}
+    assert block.is_reported("upper_bound")
     assert not block.is_reported("sha256"), "chat_template is no report of the method"
 
 
@@ -132,7 +133,8 @@ def test_an_earlier_version_wrote_less_and_other_things():
         paired={"t": {"acc,none": {"difference": 0.25, "ci95": [None, None], "better": 1}}},
         baseline={"run_id": "b"},
     )
-    assert run.cost.tokens_in == 40.0 and run.cost.tokens_out is None
+    assert run.cost.tokens_in == 40.0
+    assert run.cost.tokens_out is None
     assert run.cost.known() == {"tokens_in": 40.0, "requests": 4}
     assert run.interval("t", "acc,none") is None
     assert run.difference("t", "acc,none") == Paired(difference=0.25)
@@ -166,4 +168,5 @@ def test_the_content_of_a_file_is_kept():
     """Broken by a copy in which numbers have another type or keys another order."""
     content = {"n-shot": {"t": 0}, "results": {"t": {}}, "moe_lab": block_of(seed=3), "date": 1}
     run = RunResult(content)
-    assert dict(run.content) == content and list(run.content) == list(content)
+    assert dict(run.content) == content
+    assert list(run.content) == list(content)

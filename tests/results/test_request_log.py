@@ -1,6 +1,7 @@
 """Breaks if an answer is lost, invented, served to another run, or counted twice.
 
-Breaks if run.log loses a record or a warning of lm-eval, or if a full disk under it prints a traceback or stops the run.
+Breaks if run.log loses a record or a warning of lm-eval, or if a full disk under it prints
+a traceback or stops the run.
 
 Breaks if a log is not read back as it was written, or if a lost one passes for an empty one.
 
@@ -53,20 +54,20 @@ def write(path, **answers):
 
 
 def test_answers_come_back_as_they_were(path):
-    given: dict[str, Any] = {
+    answers: dict[str, Any] = {
         "a": (-1.0 / 3, True),
         "b": -12345.678901234567,
         "c": "text\nwith \u2028 lines \ud83d",
         "d": (-1e-300, False),
     }
-    write(path, **given)
-    again = ResponseLog(path, HEADER)
-    assert {key: again[key] for key in given} == given
-    assert isinstance(again["a"], tuple)
+    write(path, **answers)
+    reopened = ResponseLog(path, HEADER)
+    assert {key: reopened[key] for key in answers} == answers
+    assert isinstance(reopened["a"], tuple)
 
 
 def test_keys_tell_requests_apart():
-    asked = [
+    requests = [
         ("loglikelihood", ("a", "b"), 0),
         ("loglikelihood", ("ab", ""), 0),
         ("loglikelihood", ("a", "b"), 1),
@@ -74,7 +75,7 @@ def test_keys_tell_requests_apart():
         ("generate_until", ("a", {"until": ["c"]}), 0),
         ("loglikelihood_rolling", ("a",), 0),
     ]
-    assert len({request_key(*one) for one in asked}) == len(asked)
+    assert len({request_key(*request) for request in requests}) == len(requests)
     assert request_key("g", ("a", {"x": 1, "y": 2}), 0) == request_key(
         "g", ("a", {"y": 2, "x": 1}), 0
     )
@@ -87,7 +88,9 @@ def test_a_torn_last_line_is_cut_and_later_answers_are_whole(path):
     for length in range(whole.rindex(b'{"key"'), len(whole)):
         path.write_bytes(whole[:length])
         log = ResponseLog(path, HEADER)
-        assert "a" in log and "b" not in log and log.cost == {"tokens_in": 3}
+        assert "a" in log
+        assert "b" not in log
+        assert log.cost == {"tokens_in": 3}
         log.close()
         write(path, b="second")
         assert path.read_bytes() == whole
@@ -109,26 +112,25 @@ def test_a_damaged_line_is_a_missing_answer(path, damage):
 
 
 @pytest.mark.parametrize(
-    "other",
+    "other_header",
     [
         HEADER | {"run_id": "b"},
         HEADER | {"commit": "c0ffee"},
         HEADER | {"versions": {"lm_eval": "2"}},
     ],
 )
-def test_another_header_is_never_served_nor_erased(path, other):
+def test_another_header_is_never_served_nor_erased(path, other_header):
     log = write(path, **{KEY: "x"})
     assert log.set_aside is None
     earlier = path.read_bytes()
     path.with_name("responses.1.old.jsonl").write_text("of another time")
-    log = ResponseLog(path, other)
-    assert KEY not in log and log.cost == {}
+    log = ResponseLog(path, other_header)
+    assert KEY not in log
+    assert log.cost == {}
     log.close()
-    assert json.loads(path.read_text().splitlines()[0]) == {"header": other}
-    assert (
-        log.set_aside == path.with_name("responses.2.old.jsonl")
-        and log.set_aside.read_bytes() == earlier
-    )
+    assert json.loads(path.read_text().splitlines()[0]) == {"header": other_header}
+    assert log.set_aside == path.with_name("responses.2.old.jsonl")
+    assert log.set_aside.read_bytes() == earlier
     assert path.with_name("responses.1.old.jsonl").read_text() == "of another time"
 
 
@@ -141,7 +143,8 @@ def test_costs_add_up_over_sessions_and_peaks_do_not(path):
         log.close()
     log = ResponseLog(path, HEADER)
     assert log.cost == {"load_seconds": 4.5, "tokens_in": 30, "peak_memory_bytes": 9}
-    assert log.environment == {"device": "cpu"} and log.session_info == {"peak": 7}
+    assert log.environment == {"device": "cpu"}
+    assert log.session_info == {"peak": 7}
 
 
 def test_a_full_disk_is_an_error_and_keeps_what_was_answered(path, monkeypatch):
@@ -165,7 +168,8 @@ def test_a_full_disk_is_an_error_and_keeps_what_was_answered(path, monkeypatch):
         log.answer("b", "y", {})
     log.close()
     log = ResponseLog(path, HEADER)
-    assert "a" in log and "b" not in log
+    assert "a" in log
+    assert "b" not in log
 
 
 def test_an_unwritable_log_is_named(tmp_path):
@@ -217,22 +221,27 @@ def result_in(folder: Path, documents: Iterable[int]) -> RunResult:
 
 
 def sample(document: int, text: str, **metrics: Any) -> dict[str, Any]:
-    kept = {
+    sample_line = {
         "doc_id": document,
         "doc": {},
         "target": 1,
         "arguments": [(text, {})],
         "resps": [[text]],
     }
-    return kept | {"filtered_resps": [text], "filter": "none", "metrics": list(metrics), **metrics}
+    return sample_line | {
+        "filtered_resps": [text],
+        "filter": "none",
+        "metrics": list(metrics),
+        **metrics,
+    }
 
 
 def test_answers_with_odd_line_breaks_come_back(tmp_path):
     texts = ["a\u2028b", "c\x85d", "e\nf\r\n", "\x1c", "\u00e9", "\ud83d alone"]
     write_samples(tmp_path, {"t": [sample(i, text, acc=1.0) for i, text in enumerate(texts)]})
-    again = read_samples(result_in(tmp_path, range(len(texts))))["t"]
-    assert [one.filtered[0] for one in again] == texts
-    assert [one.requests[0][0] for one in again] == texts
+    samples_read = read_samples(result_in(tmp_path, range(len(texts))))["t"]
+    assert [read_sample.filtered[0] for read_sample in samples_read] == texts
+    assert [read_sample.requests[0][0] for read_sample in samples_read] == texts
 
 
 def test_values_per_document_and_filter(tmp_path):
@@ -292,13 +301,17 @@ def test_the_bound_grows_with_the_number_and_with_the_words():
 
 
 def test_float32_values_are_equal_within_the_bound():
-    """Of perplexities both the log-likelihood and the number of words count; texts have to be the same."""
+    """For perplexities, log-likelihoods and numbers of words count; texts have to be the same."""
     equal = Rounding("float32").equal
-    near, far = 0.9 * bound(50.0, 9), 1.1 * bound(50.0, 9)
-    assert equal(-50.0, -50.0 + near, 9) and not equal(-50.0, -50.0 + far, 9)
-    assert equal((-50.0, 80), (-50.0 + near, 80), 9) and not equal((-50.0, 80), (-50.0, 81), 9)
+    near = 0.9 * bound(50.0, 9)
+    far = 1.1 * bound(50.0, 9)
+    assert equal(-50.0, -50.0 + near, 9)
+    assert not equal(-50.0, -50.0 + far, 9)
+    assert equal((-50.0, 80), (-50.0 + near, 80), 9)
+    assert not equal((-50.0, 80), (-50.0, 81), 9)
     assert not equal((-50.0, 80), (-50.0, 80, 1), 9)
-    assert equal("a", "a", 9) and not equal("a", "b", 9)
+    assert equal("a", "a", 9)
+    assert not equal("a", "b", 9)
 
 
 def test_half_precision_has_the_measured_bound_alone():
@@ -306,14 +319,15 @@ def test_half_precision_has_the_measured_bound_alone():
     for dtype in ("bfloat16", "float16", None):
         assert Rounding(dtype, 0.3).equal(-50.0, -50.3 + 1e-6, 9)
         assert not Rounding(dtype, 0.3).equal(-50, -50.4, 9)
-        assert not Rounding(dtype).equal(-50.0, -50.0 + 1e-9, 9) and Rounding(dtype).equal(
-            -50.0, -50.0, 9
-        )
+        assert not Rounding(dtype).equal(-50.0, -50.0 + 1e-9, 9)
+        assert Rounding(dtype).equal(-50.0, -50.0, 9)
 
 
 def test_each_example_has_its_words():
-    apart = 0.9 * bound(1.0, 50)
-    assert Rounding("float32").equal_examples([0.0, 0.0], [apart, apart], [50, 1]) == [True, False]
+    large_difference = 0.9 * bound(1.0, 50)
+    assert Rounding("float32").equal_examples(
+        [0.0, 0.0], [large_difference, large_difference], [50, 1]
+    ) == [True, False]
 
 
 def test_scored_words_are_those_of_the_scored_text():
@@ -323,7 +337,8 @@ def test_scored_words_are_those_of_the_scored_text():
     assert words(("a text of five words",)) == 5
     assert words(("a long question", " yes"), ("a long question", " no it is")) == 3
     assert words(("a prompt", {"until": []})) == 0
-    assert words(("", "")) == 1 and words() == 0
+    assert words(("", "")) == 1
+    assert words() == 0
 
 
 def no_constant(name: str) -> Any:
@@ -338,5 +353,6 @@ def test_every_json_reader_takes_the_log_of_values_that_are_no_numbers(tmp_path)
     written = json.loads(text, parse_constant=no_constant)
     assert written["doc"] == {"hint": None, "weights": [1.0, None]}
     assert (written["acc"], written["loglikelihood"], written["ppl"]) == (None, None, [None, 4])
-    [again] = read_samples(result_in(tmp_path, [0]))["t"]
-    assert math.isnan(again.values["acc"]) and again.values["exact"] == 1
+    [read_sample] = read_samples(result_in(tmp_path, [0]))["t"]
+    assert math.isnan(read_sample.values["acc"])
+    assert read_sample.values["exact"] == 1

@@ -1,6 +1,7 @@
 """Breaks if the numbers of a group are not those of all its documents together.
 
-Breaks if the average over tasks has other numbers than its tasks have, or hides that one is missing.
+Breaks if the average over tasks has other numbers than its tasks have,
+or hides that one is missing.
 
 Rows of a results.json: the headline metric, groups, marks, numbers that do not exist.
 
@@ -25,16 +26,17 @@ from tests.support.seed_scores import with_base
 from tests.support.stored_results import result_with
 
 
-def score(task: str, value: float | None, **more: float | tuple[float, float]) -> Score:
-    one = {"model": "m", "method": "roe", "metric": "acc,none", "run_id": f"run of {task}"}
-    return Score(task=task, value=value, **one, **more)
+def score(task: str, value: float | None, **changes: float | tuple[float, float]) -> Score:
+    defaults = {"model": "m", "method": "roe", "metric": "acc,none", "run_id": f"run of {task}"}
+    return Score(task=task, value=value, **defaults, **changes)
 
 
 def test_the_average_of_one_task_has_its_numbers():
     intervals = {"interval": (0.3, 0.7), "difference_interval": (-0.1, 0.3)}
-    one = score("a", 0.5, n=10, stderr=0.1, difference=0.1, **intervals)
-    mean = task_mean([one])
-    assert mean is not None and (mean.task, mean.run_id, mean.n) == ("average", "run of a", 10)
+    single_score = score("a", 0.5, n=10, stderr=0.1, difference=0.1, **intervals)
+    mean = task_mean([single_score])
+    assert mean is not None
+    assert (mean.task, mean.run_id, mean.n) == ("average", "run of a", 10)
     assert (mean.value, mean.stderr, mean.difference) == pytest.approx((0.5, 0.1, 0.1))
     assert mean.interval == pytest.approx((0.3, 0.7))
     assert mean.difference_interval == pytest.approx((-0.1, 0.3))
@@ -42,18 +44,23 @@ def test_the_average_of_one_task_has_its_numbers():
 
 def test_tasks_have_equal_weight_in_their_average():
     mean = task_mean([score("a", 0.5, n=10, stderr=0.3), score("b", 0.75, n=90, stderr=0.4)])
-    assert mean is not None and (mean.value, mean.n, mean.run_id) == (
+    assert mean is not None
+    assert (mean.value, mean.n, mean.run_id) == (
         0.625,
         100,
         "run of a run of b",
     )
-    assert mean.stderr == pytest.approx(0.25) and mean.difference is None and mean.interval is None
+    assert mean.stderr == pytest.approx(0.25)
+    assert mean.difference is None
+    assert mean.interval is None
 
 
-def results_of(scores, tasks, **more):
+def results_of(scores, tasks, **changes):
     """A results.json of two documents per task."""
-    asked = {"name": "t", "tasks": tasks, "metric": "acc,none"}
-    return result_with(scores, task=asked, samples={task: [0, 3] for task in tasks}, more=more)
+    task_block = {"name": "t", "tasks": tasks, "metric": "acc,none"}
+    return result_with(
+        scores, task=task_block, samples={task: [0, 3] for task in tasks}, content=changes
+    )
 
 
 def test_a_run_that_another_is_not_compared_with_has_no_difference_to_it():
@@ -79,9 +86,12 @@ def test_the_headline_is_the_tasks_own_metric_else_the_first():
 
 
 def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
-    """Broken by MMLU's 57 subjects in the family of one comparison, and by tasks that were asked for without a p."""
+    """Broken by MMLU's 57 subjects in the family of one comparison.
+
+    Also by requested tasks without a p.
+    """
     scores = {name: {"acc,none": 0.5} for name in ("g", "h", "a", "b")}
-    one = {
+    group_score = {
         "n": 2,
         "difference": 0.5,
         "ci95": [-0.1, 0.9],
@@ -89,20 +99,20 @@ def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
         "to_right": 1,
         "to_wrong": 0,
     }
-    paired = {name: {"acc,none": one} for name in ("a", "b")}
-    more = {
+    paired = {name: {"acc,none": group_score} for name in ("a", "b")}
+    changes = {
         "groups": {"g": {}, "h": {}},
         "group_subtasks": {"g": ["h"], "h": ["a", "b"], "a": [], "b": []},
     }
 
-    def results(*asked):
-        task = {"name": list(asked), "tasks": ["a", "b"], "metric": "acc,none"}
+    def results(*requested):
+        task = {"name": list(requested), "tasks": ["a", "b"], "metric": "acc,none"}
         return result_with(
-            scores, task=task, samples={"a": [0, 3], "b": [0, 3]}, paired=paired, more=more
+            scores, task=task, samples={"a": [0, 3], "b": [0, 3]}, paired=paired, content=changes
         )
 
-    def tested(*asked):
-        rows = scores_of(results(*asked))
+    def tested(*requested):
+        rows = scores_of(results(*requested))
         return [row.task for row in rows if row.p is not None and "part" not in row.marks]
 
     assert tested("g") == ["g"]
@@ -123,25 +133,29 @@ def test_a_group_is_a_sample_of_right_answers_only_where_its_metric_is_a_mean(
     """The values of f1 and mcc are no shares of right answers, also where they are 0 or 1."""
     key = f"{metric},none"
     scores = {name: {key: value} for name in ("g", "a", "b")}
-    more = {
+    changes = {
         "group_subtasks": {"g": ["a", "b"]},
         "groups": {"g": {key: value}},
         "configs": {name: {"metric_list": [{"metric": metric}]} for name in ("a", "b")},
     }
     samples = {"a": [*range(10)], "b": [*range(20)]}
     task = {"name": "g", "tasks": ["a", "b"], "metric": key}
-    [whole, *_] = scores_of(result_with(scores, more=more, samples=samples, task=task))
+    [whole, *_] = scores_of(result_with(scores, content=changes, samples=samples, task=task))
     assert (whole.task, whole.value) == ("g", value)
     assert (whole.interval == wilson(round(30 * value), 30)) is pooled
 
 
 def test_the_mean_over_seeds_of_a_part_has_no_test_either():
     def seeds(marks):
-        found = [replace(one, difference=0.1 * i) for i, one in enumerate(seeds_of(5, marks=marks))]
-        return mean_score(found, with_base(p_both=0.01))
+        seed_scores = [
+            replace(seed_score, difference=0.1 * i)
+            for i, seed_score in enumerate(seeds_of(5, marks=marks))
+        ]
+        return mean_score(seed_scores, with_base(p_both=0.01))
 
     assert seeds(()).p == 0.01
-    assert seeds(("part",)).p is None and seeds(("part",)).difference == pytest.approx(0.2)
+    assert seeds(("part",)).p is None
+    assert seeds(("part",)).difference == pytest.approx(0.2)
 
 
 TUNED = {
@@ -191,36 +205,48 @@ def test_a_run_that_calibration_beats_is_marked(calibrated, marked):
 def test_holms_correction_is_over_the_scores_that_have_a_p():
     [score] = scores_of(results_of({"a": {"acc,none": 0.5}}, ["a"]))
     scores = [replace(score, run_id=str(p), p=p) for p in (0.01, None, 0.04)]
-    family = Family.of({one.comparison: one.p for one in [*scores, scores[0]]})
+    family = Family.of({row_score.comparison: row_score.p for row_score in [*scores, scores[0]]})
     corrected = list(map(family.correct, scores))
-    assert [one.p_holm for one in corrected] == [holm([0.01, 0.04])[0], None, holm([0.01, 0.04])[1]]
-    assert [one.family for one in corrected] == [2, None, 2], (
+    assert [row_score.p_holm for row_score in corrected] == [
+        holm([0.01, 0.04])[0],
+        None,
+        holm([0.01, 0.04])[1],
+    ]
+    assert [row_score.family for row_score in corrected] == [2, None, 2], (
         "a comparison in two tables counts once"
     )
-    alone = replace(scores[0], run_id="of one seed")
-    assert family.correct(alone).p_holm is None
+    single_seed = replace(scores[0], run_id="of one seed")
+    assert family.correct(single_seed).p_holm is None
 
 
 def seeds_of(count: int, **fields):
     """The scores of some seeds with the same numbers."""
-    one = Score(
+    seed_score = Score(
         model="m", method="roe", task="a", metric="acc,none", run_id="r", value=0.5, **fields
     )
-    return [replace(one, run_id=str(seed)) for seed in range(count)]
+    return [replace(seed_score, run_id=str(seed)) for seed in range(count)]
 
 
 def test_seeds_with_the_same_difference_have_the_test_over_documents():
-    """Broken by a comparison that leaves the family where its seeds agree, so that the p of others shrink."""
+    """Broken by a comparison that leaves the family where its seeds agree.
+
+    The p of the other comparisons would shrink.
+    """
     mean = mean_score(seeds_of(2, difference=0.1), with_base(p_documents=0.019))
-    assert mean.p == 0.019 and Family.of({mean.comparison: mean.p}).tests == {"scores": 1}
+    assert mean.p == 0.019
+    assert Family.of({mean.comparison: mean.p}).tests == {"scores": 1}
 
 
 def test_differences_that_cancel_are_exactly_0():
-    """0.4 - 0.3 and 0.3 - 0.2 differ in their last bits: over seeds, over tasks, and over the documents of a run."""
+    """0.4 - 0.3 and 0.3 - 0.2 differ in their last bits.
+
+    They are equal over seeds, over tasks, and over the documents of a run.
+    """
     differences = [0.4 - 0.3, 0.2 - 0.3]
     assert sum(differences) != 0
     scores = [
-        replace(one, difference=moved) for one, moved in zip(seeds_of(2), differences, strict=True)
+        replace(seed_score, difference=moved)
+        for seed_score, moved in zip(seeds_of(2), differences, strict=True)
     ]
     over_seeds = mean_score(scores, {})
     over_tasks = task_mean(scores)
@@ -232,19 +258,20 @@ def test_differences_that_cancel_are_exactly_0():
 
 def test_a_mean_is_equal_where_all_of_its_seeds_are():
     scores = seeds_of(2, difference=1e-7, equal=True, marks=("untuned", "equal"))
-    same = mean_score(scores, with_base(equal=True, p_documents=0.01))
-    assert (same.equal, same.p, same.marks) == (True, None, ("untuned", "equal"))
+    same_mean = mean_score(scores, with_base(equal=True, p_documents=0.01))
+    assert (same_mean.equal, same_mean.p, same_mean.marks) == (True, None, ("untuned", "equal"))
     moved = mean_score(scores, with_base(equal=False, p_documents=0.5))
     assert (moved.equal, moved.p, moved.marks) == (False, 0.5, ("untuned",))
 
 
 def test_an_average_of_tasks_has_the_interval_of_its_test():
     """Broken by the interval over documents in the place of that over seeds and documents."""
-    both = {"difference_interval": (0.09, 0.11), "difference_both_interval": (-0.1, 0.3)}
-    mean = task_mean(seeds_of(2, difference=0.1, interval=(0.4, 0.6), seeds=5, **both))
+    intervals = {"difference_interval": (0.09, 0.11), "difference_both_interval": (-0.1, 0.3)}
+    mean = task_mean(seeds_of(2, difference=0.1, interval=(0.4, 0.6), seeds=5, **intervals))
     assert mean.difference_interval == pytest.approx((0.1 - 0.01 / 2**0.5, 0.1 + 0.01 / 2**0.5))
     assert mean.tested_interval == pytest.approx((0.1 - 0.2 / 2**0.5, 0.1 + 0.2 / 2**0.5))
-    assert mean.tested_over == "seeds and documents" and mean.p > 0.05
+    assert mean.tested_over == "seeds and documents"
+    assert mean.p > 0.05
 
 
 @pytest.mark.parametrize(
@@ -260,8 +287,9 @@ def test_the_p_of_an_average_is_of_the_side_that_faces_zero(difference, interval
 
 def test_a_run_that_was_not_asked_for_is_a_control():
     """Broken by a calibration run whose comparison changes the p of the scores."""
-    [asked, calibration] = seeds_of(2, p=0.02, difference=0.1)
-    p_values = {one.comparison: one.p for one in (asked, calibration)}
+    [requested, calibration] = seeds_of(2, p=0.02, difference=0.1)
+    p_values = {seed_score.comparison: seed_score.p for seed_score in (requested, calibration)}
     family = Family.of(p_values, controls={calibration.run_id})
-    assert family.tests == {"scores": 1, "controls": 1} and family.correct(asked).p_holm == 0.02
-    assert Family.of(p_values).correct(asked).p_holm == 0.04
+    assert family.tests == {"scores": 1, "controls": 1}
+    assert family.correct(requested).p_holm == 0.02
+    assert Family.of(p_values).correct(requested).p_holm == 0.04

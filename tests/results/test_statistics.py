@@ -1,14 +1,18 @@
-"""Breaks if an interval or a p-value is not the textbook's, or if the randomization test is not the exact test on few documents.
+"""Breaks if an interval or a p-value is not the textbook's, or if the randomization test
+is not the exact test on few documents.
 
-Breaks if two runs on the same documents are not compared document by document, by the test of their scores.
+Breaks if two runs on the same documents are not compared document by document,
+by the test of their scores.
 
-The test over seeds and examples together. Broken by: a variance that is left out or counted twice, other degrees of
-freedom, a test that rejects a true hypothesis more often than it says.
+The test over seeds and examples together. Broken by: a variance that is left out or counted twice,
+other degrees of freedom, a test that rejects a true hypothesis more often than it says.
 
-Every interval that is printed covers the truth in 93% to 97% of simulated experiments, at n documents.
+Every interval that is printed covers the truth in 93% to 97% of simulated
+experiments, at n documents.
 
-Each experiment draws its own truth (an accuracy, a share of changed answers), as users' experiments have their own. The
-standard error of a coverage of 95% is 0.7% with 1,000 experiments; where there are fewer, three of them are allowed.
+Each experiment draws its own truth (an accuracy, a share of changed answers), as users'
+experiments have their own. The standard error of a coverage of 95% is 0.7% with 1,000 experiments;
+where there are fewer, three of them are allowed.
 """
 
 import math
@@ -61,7 +65,8 @@ def test_bootstrap_of_a_mean_is_close_to_the_normal_interval():
     values = list(np.random.default_rng(0).normal(3, 2, size=400))
     low, high = score_interval(values)  # type: ignore[misc]
     half = 1.96 * float(np.std(values, ddof=1)) / 20
-    # 2000 resamples place a 2.5% quantile within 4% of the half width (one standard error); 15% is over three
+    # 2000 resamples place a 2.5% quantile within 4% of the half width (one standard error).
+    # 15% is more than three standard errors.
     assert low == pytest.approx(np.mean(values) - half, abs=0.15 * half)
     assert high == pytest.approx(np.mean(values) + half, abs=0.15 * half)
     assert (low, high) == score_interval(values), "seeded"
@@ -102,7 +107,10 @@ def test_tango(gained, lost, n, low, high):
 
 @pytest.mark.parametrize(("gained", "lost", "n"), [(9, 4, 60), (3, 0, 40), (0, 2, 25)])
 def test_tango_inverts_the_score_test(gained, lost, n):
-    """At each limit the score statistic is 1.96, its variance at the likelihood's maximum, found by brute force."""
+    """At each limit the score statistic is 1.96.
+
+    Its variance is at the likelihood's maximum, found by brute force.
+    """
     for d, side in zip(tango(gained, lost, n), (1, -1), strict=True):
         # the chance of a loss; q + d of a gain
         q = np.linspace(max(0.0, -d) + 1e-9, (1 - d) / 2 - 1e-9, 200_001)
@@ -116,7 +124,8 @@ def test_tango_inverts_the_score_test(gained, lost, n):
 
 def test_over_seeds():
     result = over_seeds([0.1, 0.2, 0.3])
-    assert result.mean == pytest.approx(0.2) and result.std == pytest.approx(0.1)
+    assert result.mean == pytest.approx(0.2)
+    assert result.std == pytest.approx(0.1)
     assert result.interval == pytest.approx(
         [0.2 - 4.302653 * 0.1 / 3**0.5, 0.2 + 4.302653 * 0.1 / 3**0.5]
     )
@@ -130,20 +139,22 @@ def test_interval_over_documents_of_several_seeds():
     half = 1.96 * float(rows.mean(axis=0).std(ddof=1)) / 10
     assert high - low == pytest.approx(2 * half, rel=0.15)
     assert interval_of_mean([list(rows[0])]) == score_interval(list(rows[0]))
-    same = interval_of_mean([list(rows[0])] * 3)
-    assert same == pytest.approx(score_interval(list(rows[0]))), (
+    same_interval = interval_of_mean([list(rows[0])] * 3)
+    assert same_interval == pytest.approx(score_interval(list(rows[0]))), (
         "seeds that agree add no information"
     )
 
 
 def test_intervals_of_differences_over_seeds_are_tangos_where_seeds_agree():
     """Broken by an interval of no width where nothing changed, as a bootstrap's is."""
-    base, changed = [1.0] * 50 + [0.0] * 50, [1.0] * 46 + [0.0] * 50 + [1.0] * 4
+    base = [1.0] * 50 + [0.0] * 50
+    changed = [1.0] * 46 + [0.0] * 50 + [1.0] * 4
     assert interval_of_difference([changed] * 3, [base]) == pytest.approx(tango(4, 4, 100))
     assert interval_of_difference([base] * 3, [base]) == pytest.approx(tango(0, 0, 100))
     # eight documents change in one of three seeds
     one_seed = interval_of_difference([base, base, changed], [base])
-    assert one_seed is not None and one_seed[1] == pytest.approx(tango(4, 4, 100)[1] / 3)
+    assert one_seed is not None
+    assert one_seed[1] == pytest.approx(tango(4, 4, 100)[1] / 3)
 
 
 def test_the_difference_of_a_mean_over_seeds_is_paired_by_document():
@@ -151,23 +162,32 @@ def test_the_difference_of_a_mean_over_seeds_is_paired_by_document():
     random = np.random.default_rng(1)
     base = random.normal(0, 10, size=200)
     rows = [list(base + 0.5 + random.normal(0, 0.1, size=200)) for _ in range(3)]
-    found = interval_of_difference(rows, [list(base)])
-    assert found is not None and found[0] < 0.5 < found[1] and found[1] - found[0] < 0.05
+    interval = interval_of_difference(rows, [list(base)])
+    assert interval is not None
+    assert interval[0] < 0.5 < interval[1]
+    assert interval[1] - interval[0] < 0.05
     by_median = interval_of_difference(rows, [list(base)], lambda values: float(np.median(values)))
-    assert by_median is not None and by_median[0] < 0.5 < by_median[1] < by_median[0] + 0.5
-    others = [list(base + 0.1 * seed) for seed in range(3)]  # their mean is 0.1 above base
-    shifted = interval_of_difference(rows, others)
-    assert shifted == pytest.approx((found[0] - 0.1, found[1] - 0.1))
-    by_median = interval_of_difference(rows, others, lambda values: float(np.median(values)))
-    assert by_median is not None and by_median[0] < 0.4 < by_median[1] < by_median[0] + 0.5
+    assert by_median is not None
+    assert by_median[0] < 0.5 < by_median[1] < by_median[0] + 0.5
+    other_seeds = [list(base + 0.1 * seed) for seed in range(3)]  # their mean is 0.1 above base
+    shifted = interval_of_difference(rows, other_seeds)
+    assert shifted == pytest.approx((interval[0] - 0.1, interval[1] - 0.1))
+    by_median = interval_of_difference(rows, other_seeds, lambda values: float(np.median(values)))
+    assert by_median is not None
+    assert by_median[0] < 0.4 < by_median[1] < by_median[0] + 0.5
 
 
 def test_an_empty_text_counts_as_one_of_the_texts():
-    """Draws of the empty text alone have no perplexity. They are left out, in the difference too."""
-    texts, others = [(-20.0, 10), (0.0, 0), (-30.0, 10)], [(-22.0, 10), (0.0, 0), (-31.0, 10)]
+    """Draws of the empty text alone have no perplexity.
+
+    They are left out, in the difference too.
+    """
+    texts = [(-20.0, 10), (0.0, 0), (-30.0, 10)]
+    other_texts = [(-22.0, 10), (0.0, 0), (-31.0, 10)]
     low, high = score_interval(texts, weighted_perplexity)  # type: ignore[misc]
-    assert low == pytest.approx(np.exp(2)) and high == pytest.approx(np.exp(3))
-    low, high = interval_of_difference([texts], [others], weighted_perplexity)  # type: ignore[misc]
+    assert low == pytest.approx(np.exp(2))
+    assert high == pytest.approx(np.exp(3))
+    low, high = interval_of_difference([texts], [other_texts], weighted_perplexity)  # type: ignore[misc]
     assert low < high < 0
 
 
@@ -185,7 +205,8 @@ def continuous(random: np.random.Generator, n: int) -> tuple[float, Interval]:
 
 
 def perplexity(random: np.random.Generator, n: int) -> tuple[float, Interval]:
-    words, level = random.integers(20, 200, n), random.uniform(1, 3)
+    words = random.integers(20, 200, n)
+    level = random.uniform(1, 3)
     losses = words * random.normal(level, 0.4, n)
     scores = [(-x, int(w)) for x, w in zip(losses, words, strict=True)]
     return math.exp(level), score_interval(scores, weighted_perplexity)
@@ -210,11 +231,11 @@ def paired_perplexity(random: np.random.Generator, n: int) -> tuple[float, Inter
     words = random.integers(20, 200, n)
     base = words * random.normal(2, 0.4, n)
     changed = base + words * random.normal(-0.02, 0.1, n)
-    mine, theirs = (
+    values_a, values_b = (
         [(-x, int(w)) for x, w in zip(losses, words, strict=True)] for losses in (changed, base)
     )
     return math.exp(1.98) - math.exp(2), interval_of_difference(
-        [mine], [theirs], weighted_perplexity
+        [values_a], [values_b], weighted_perplexity
     )
 
 
@@ -239,7 +260,7 @@ def difference_over_seeds(random: np.random.Generator, n: int) -> tuple[float, I
 def mean_of_tasks(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     truths = random.uniform(0.1, 0.9, size=3)
     drawn = [random.binomial(1, truth, n).tolist() for truth in truths]
-    means = [np.mean(one) for one in drawn]
+    means = [np.mean(task_values) for task_values in drawn]
     return float(truths.mean()), interval_of_mean_of_tasks(means, list(map(score_interval, drawn)))
 
 
@@ -296,7 +317,10 @@ def test_intervals_of_other_numbers_cover(experiment, n, fewer_resamples):
 
 @pytest.fixture
 def fewer_resamples(monkeypatch):
-    """A tenth: a limit's rank among them is then known within 0.5%, which costs a coverage of 95% about 0.1%."""
+    """A tenth: a limit's rank is then known within 0.5%.
+
+    This costs a coverage of 95% about 0.1%.
+    """
     monkeypatch.setattr(statistics, "RESAMPLES", statistics.RESAMPLES // 10)
 
 
@@ -328,31 +352,32 @@ def test_a_score_that_is_no_mean():
 
 @pytest.mark.parametrize("name", ["weighted_perplexity", "bits_per_byte", "perplexity"])
 def test_a_perplexity_is_tested_as_all_its_swaps_are(name):
-    """The p of the log-likelihoods is that of the perplexities themselves, over all swaps of nine documents."""
+    """The p of the log-likelihoods is that of perplexities, over all swaps of nine documents."""
     from lm_eval.api.registry import aggregation_registry
 
     aggregate = aggregation_registry[name]
     random = np.random.default_rng(4)
     words = random.integers(5, 40, 9)
-    runs = [-words * random.normal(level, 0.1, 9) for level in (1.5, 1.47)]
+    losses_a = -words * random.normal(1.5, 0.1, 9)
+    losses_b = -words * random.normal(1.47, 0.1, 9)
     if name == "perplexity":
-        mine, theirs = (list(run / 20) for run in runs)
+        values_a = list(losses_a / 20)
+        values_b = list(losses_b / 20)
     else:
-        mine, theirs = (list(zip(run.tolist(), words.tolist(), strict=True)) for run in runs)
+        values_a = list(zip(losses_a.tolist(), words.tolist(), strict=True))
+        values_b = list(zip(losses_b.tolist(), words.tolist(), strict=True))
     differences = []
-    for swap in product((0, 1), repeat=9):
-        sides = [
-            [
-                (one, other)[side ^ swapped]
-                for one, other, swapped in zip(mine, theirs, swap, strict=True)
-            ]
-            for side in (0, 1)
-        ]
-        differences.append(abs(aggregate(sides[0]) - aggregate(sides[1])))
+    for swap in product((False, True), repeat=9):
+        side_a = []
+        side_b = []
+        for value_a, value_b, swapped in zip(values_a, values_b, swap, strict=True):
+            side_a.append(value_b if swapped else value_a)
+            side_b.append(value_a if swapped else value_b)
+        differences.append(abs(aggregate(side_a) - aggregate(side_b)))
     p = np.mean(np.asarray(differences) >= differences[0] * (1 - 1e-9))
     assert 0.01 < p < 0.5
-    found = randomization_test(mine, theirs, aggregate)
-    assert found == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5)
+    p_value = randomization_test(values_a, values_b, aggregate)
+    assert p_value == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5)
 
 
 def test_a_perplexity_over_other_words_has_no_log_likelihoods():
@@ -363,11 +388,13 @@ def test_a_perplexity_over_other_words_has_no_log_likelihoods():
 def test_p_over_seeds_is_students_paired_test():
     from scipy.stats import ttest_rel
 
-    mine, theirs = [0.5, 0.52, 0.57, 0.49], [0.45, 0.5, 0.5, 0.5]
-    differences = [one - other for one, other in zip(mine, theirs, strict=True)]
-    assert p_over_seeds(differences) == pytest.approx(ttest_rel(mine, theirs).pvalue)
+    values_a = [0.5, 0.52, 0.57, 0.49]
+    values_b = [0.45, 0.5, 0.5, 0.5]
+    differences = [value_a - value_b for value_a, value_b in zip(values_a, values_b, strict=True)]
+    assert p_over_seeds(differences) == pytest.approx(ttest_rel(values_a, values_b).pvalue)
     assert p_over_seeds([0.0, 0.0]) == 1.0
-    assert p_over_seeds([0.1, 0.1]) is None and p_over_seeds([0.1]) is None
+    assert p_over_seeds([0.1, 0.1]) is None
+    assert p_over_seeds([0.1]) is None
 
 
 def test_differences_that_differ_by_rounding_have_no_spread():
@@ -387,9 +414,9 @@ def over_documents(differences: list[float]) -> float:
 def test_p_over_documents_is_mcnemars_where_all_seeds_agree(won, lost):
     """Broken by a normal approximation: it tells four documents, whose exact p is 0.125."""
     p = mcnemar(won, lost)
-    found = over_documents([1.0] * won + [-1.0] * lost + [0.0] * 200)
-    assert found == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5 + 1e-3)
-    assert (found < 0.05) is (p < 0.05)
+    p_value = over_documents([1.0] * won + [-1.0] * lost + [0.0] * 200)
+    assert p_value == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5 + 1e-3)
+    assert (p_value < 0.05) is (p < 0.05)
 
 
 def test_p_over_documents_of_nothing_changed_and_of_a_document_without_a_number():
@@ -398,23 +425,26 @@ def test_p_over_documents_of_nothing_changed_and_of_a_document_without_a_number(
 
 
 def test_paired_difference():
-    values, before = [1.0] * 60 + [0.0] * 40, [1.0] * 50 + [0.0] * 50
+    values = [1.0] * 60 + [0.0] * 40
+    before = [1.0] * 50 + [0.0] * 50
     result = paired(values, before)
-    assert result.n == 100 and result.difference == pytest.approx(0.1)
+    assert result.n == 100
+    assert result.difference == pytest.approx(0.1)
     assert result.p_mcnemar == pytest.approx(2 * 0.5**10)
     low, high = result.interval
     assert 0.03 < low < 0.1 < high < 0.18
     assert result.p_permutation is None
-    same = paired(values, values)
-    assert same.interval == pytest.approx(tango(0, 0, 100))
+    same_values = paired(values, values)
+    assert same_values.interval == pytest.approx(tango(0, 0, 100))
     unchanged = {"p_randomization": None, "to_right": 0, "to_wrong": 0, "equal": False}
     written = {
         "n": 100,
         "difference": 0.0,
-        "ci95": list(same.interval),
+        "ci95": list(same_values.interval),
         "p_mcnemar": 1.0,
     } | unchanged
-    assert plain(same) == written and Paired.model_validate(written) == same
+    assert plain(same_values) == written
+    assert Paired.model_validate(written) == same_values
 
 
 def test_unequal_documents_are_refused():
@@ -427,14 +457,17 @@ def test_differences_within_rounding_have_no_test():
     before = [0.1 * n for n in range(1, 41)]
     values = [value + 1e-7 for value in before]
     assert paired(values, before).p_permutation == 1e-4, "without a bound each change counts"
-    same = paired(values, before, equal=[True] * 40)
-    assert (same.equal, same.p_permutation, same.p_mcnemar) == (True, None, None)
+    same_values = paired(values, before, equal=[True] * 40)
+    assert same_values.equal
+    assert same_values.p_permutation is None
+    assert same_values.p_mcnemar is None
     assert paired(before, before).equal, "equal values need no bound"
-    moved = [value + (1.0 if n < 3 else 1e-7) for n, value in enumerate(before)]
-    ties = [n >= 3 for n in range(40)]
-    tied = paired(moved, before, equal=ties)
-    exact = [value + (1.0 if n < 3 else 0.0) for n, value in enumerate(before)]
-    assert not tied.equal and tied.p_permutation == randomization_test(exact, before) > 0.2
+    three_changed = [value + 1.0 for value in before[:3]]
+    moved = three_changed + [value + 1e-7 for value in before[3:]]
+    exact = three_changed + before[3:]
+    tied = paired(moved, before, equal=[False] * 3 + [True] * 37)
+    assert not tied.equal
+    assert tied.p_permutation == randomization_test(exact, before) > 0.2
 
 
 def test_a_perplexity_is_told_where_nearly_all_documents_agree():
@@ -452,27 +485,26 @@ def test_a_perplexity_is_told_where_nearly_all_documents_agree():
 def test_by_hand():
     """The two-way table of a textbook's kind, computed step by step."""
     values_SN = np.array([[1.0, 2, 4], [2, 2, 5], [0, 1, 4], [1, 4, 6], [3, 3, 5]])
-    found = crossed_mean(values_SN)
-    assert found is not None and found.mean == pytest.approx(values_SN.mean())
+    estimate = crossed_mean(values_SN)
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(values_SN.mean())
     seeds, examples = values_SN.shape
     mean = sum(map(sum, values_SN)) / 15
-    rows, columns = [sum(row) / 3 for row in values_SN], [sum(column) / 5 for column in values_SN.T]
+    rows = [sum(row) / 3 for row in values_SN]
+    columns = [sum(column) / 5 for column in values_SN.T]
     of_seeds = 3 * sum((row - mean) ** 2 for row in rows) / 4
     of_examples = 5 * sum((column - mean) ** 2 for column in columns) / 2
-    rest = (
-        sum(
-            (values_SN[s, n] - rows[s] - columns[n] + mean) ** 2
-            for s in range(seeds)
-            for n in range(examples)
-        )
-        / 8
-    )
-    total = of_seeds + of_examples - rest
-    degrees = total**2 / (of_seeds**2 / 4 + of_examples**2 / 2 + rest**2 / 8)
-    low, high = found.interval
+    squares = 0.0
+    for s in range(seeds):
+        for n in range(examples):
+            squares += (values_SN[s, n] - rows[s] - columns[n] + mean) ** 2
+    of_residuals = squares / 8
+    total = of_seeds + of_examples - of_residuals
+    degrees = total**2 / (of_seeds**2 / 4 + of_examples**2 / 2 + of_residuals**2 / 8)
+    low, high = estimate.interval
     half = abs(_quantile(0.05, degrees)) * (total / 15) ** 0.5
     assert high - mean == pytest.approx(mean - low) == pytest.approx(half)
-    assert (mean / (total / 15) ** 0.5) == pytest.approx(abs(_quantile(found.p, degrees)))
+    assert (mean / (total / 15) ** 0.5) == pytest.approx(abs(_quantile(estimate.p, degrees)))
 
 
 def _quantile(p: float, degrees: float) -> float:
@@ -483,23 +515,25 @@ def _quantile(p: float, degrees: float) -> float:
 
 def test_seeds_that_agree_leave_the_test_over_examples():
     examples_N = np.random.default_rng(0).normal(0.1, 1, 300)
-    found = crossed_mean(np.tile(examples_N, (6, 1)))
-    assert found is not None and found.p == pytest.approx(
-        ttest_1samp(examples_N, 0).pvalue, rel=1e-6
-    )
+    estimate = crossed_mean(np.tile(examples_N, (6, 1)))
+    assert estimate is not None
+    assert estimate.p == pytest.approx(ttest_1samp(examples_N, 0).pvalue, rel=1e-6)
 
 
 def test_too_few_seeds_or_examples_have_no_such_test():
-    assert crossed_mean(np.ones((4, 100))) is None and crossed_mean(np.ones((5, 1))) is None
+    assert crossed_mean(np.ones((4, 100))) is None
+    assert crossed_mean(np.ones((5, 1))) is None
     equal = crossed_mean(np.zeros((5, 10)))
-    assert equal is not None and equal.p == 1.0
+    assert equal is not None
+    assert equal.p == 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "examples"), [(5, 200), (10, 200)])
 @pytest.mark.parametrize("of_seeds", [0.02, 0.05])
 def test_a_true_hypothesis_is_rejected_in_about_5_percent(seeds, examples, of_seeds):
-    """4,000 experiments: the standard error of 5% is 0.34%, and the bounds are 3 of them about 4% to 6.5%.
+    """4,000 experiments: the standard error of 5% is 0.34%, and the bounds
+    are 3 of them about 4% to 6.5%.
 
     The larger p of a test over seeds and one over examples rejects up to 11% of them.
     """
@@ -511,28 +545,34 @@ def test_a_true_hypothesis_is_rejected_in_about_5_percent(seeds, examples, of_se
             + random.normal(0, 0.3, (1, examples))
             + random.normal(0, 0.5, (seeds, examples))
         )
-        found = crossed_mean(values_SN)
-        assert found is not None
-        p_values.append(found.p)
+        estimate = crossed_mean(values_SN)
+        assert estimate is not None
+        p_values.append(estimate.p)
     assert 0.03 < np.mean(np.array(p_values) < 0.05) < 0.075
 
 
 def test_draws_without_a_score_are_left_out():
-    """The area under the ROC curve (the share of pairs in the right order) needs right and wrong answers."""
+    """The area under the ROC curve needs right and wrong answers.
+
+    It is the share of pairs in the right order.
+    """
 
     def area(values):
         right = [score for gold, score in values if gold]
         wrong = [score for gold, score in values if not gold]
         if not right or not wrong:
             raise ValueError("one class")
-        return float(np.mean([[a > b for b in wrong] for a in right]))
+        in_order = [score > lower for score, lower in product(right, wrong)]
+        return float(np.mean(in_order))
 
     values = [(0, 0.1), (0, 0.4), (1, 0.35), (1, 0.8)]
-    others = [(0, 0.5), (0, 0.4), (1, 0.35), (1, 0.8)]
+    other_values = [(0, 0.5), (0, 0.4), (1, 0.35), (1, 0.8)]
     low, high = statistics.score_interval(values, area)
     assert 0 <= low <= area(values) == 0.75 <= high <= 1
-    found = paired(values, others, area)
-    assert found.difference == 0.25 and found.interval is not None and found.p_permutation == 1.0
+    difference = paired(values, other_values, area)
+    assert difference.difference == 0.25
+    assert difference.interval is not None
+    assert difference.p_permutation == 1.0
 
 
 def test_scikit_learns_warnings_of_draws_reach_no_user():

@@ -1,7 +1,8 @@
-"""Policies are on every router, are removed on exit, and raise where they have no effect; contexts nest.
+"""Policies are on every router, are removed on exit, and raise where they have no effect;
+contexts nest.
 
-Broken by: a policy that single passes of the engine skip, one of the caller's own that a method overwrites, or a layer
-that is left out by intent and reported as bypassed.
+Broken by: a policy that single passes of the engine skip, one of the caller's own that a method
+overwrites, or a layer that is left out by intent and reported as bypassed.
 """
 
 import copy
@@ -38,7 +39,8 @@ def hooks_of(model):
 
 
 def test_model_is_restored_after_an_exception(moe_model):
-    clean, hooks = logits(moe_model), hooks_of(moe_model)
+    clean = logits(moe_model)
+    hooks = hooks_of(moe_model)
     with pytest.raises(ZeroDivisionError), routed(moe_model, lambda router, routing: 1 / 0):
         logits(moe_model)
     assert hooks_of(moe_model) == hooks
@@ -106,11 +108,13 @@ def test_parts_of_a_layer_are_left_out_inside_the_context_alone():
     with leaving_out(layers[:1]):
         with leaving_out(layers):
             assert is_left_out(layers[1][0])
-        assert is_left_out(layers[0][0]) and not is_left_out(layers[1][0])
+        assert is_left_out(layers[0][0])
+        assert not is_left_out(layers[1][0])
     assert not is_left_out(layers[0])
 
 
-N, SEED = 3, 5
+N = 3
+SEED = 5
 PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " an animal")]
 TEXTS = ["what is a cat and why", "hello"]
 
@@ -122,14 +126,12 @@ def drop(router, routing):
 
 @pytest.mark.parametrize("cache", ["clean", "standard"])
 def test_a_policy_of_ones_own_decides_last_inside_roe(olmoe, tokenizer, cache):
-    other = dropping(olmoe)
-    double = roe_reference.in_float64(other)
+    dropping_model = dropping(olmoe)
+    double = roe_reference.in_float64(dropping_model)
     roe = RoE(olmoe, tokenizer, n=N, temperature=0.7, seed=SEED, cache=cache)
-    ids, context, continuation = (
-        [7, 9, 1, 30],
-        tokenizer.encode("what is"),
-        tokenizer.encode(" a cat"),
-    )
+    ids = [7, 9, 1, 30]
+    context = tokenizer.encode("what is")
+    continuation = tokenizer.encode(" a cat")
     with override(olmoe, drop):
         logprobs = roe.next_token_logprobs(ids)
         score = roe.loglikelihood("what is", " a cat")
@@ -142,8 +144,8 @@ def test_a_policy_of_ones_own_decides_last_inside_roe(olmoe, tokenizer, cache):
         double, context, continuation, N, roe.temperatures, SEED, cache=cache
     )
     assert score == rounding.approx(expected, tokens=6)
-    alone = RoE(other, tokenizer, n=N, temperature=0.7, seed=SEED, cache=cache)
-    assert text == alone.generate(["what is", "hello you"], max_new_tokens=6)
+    plain_roe = RoE(dropping_model, tokenizer, n=N, temperature=0.7, seed=SEED, cache=cache)
+    assert text == plain_roe.generate(["what is", "hello you"], max_new_tokens=6)
     assert tokenizer.batch_decode(generated[:, -6:], skip_special_tokens=True) == text
     assert abs(score - roe.loglikelihood("what is", " a cat")) > 1e-2
 
@@ -151,35 +153,41 @@ def test_a_policy_of_ones_own_decides_last_inside_roe(olmoe, tokenizer, cache):
 @pytest.mark.slow
 def test_a_policy_of_ones_own_decides_last_inside_c3po_and_metrics(olmoe, tokenizer):
     keys = {"k": 2, "layers": "last2", "steps": 2, "core_experts": 4, "learning_rate": [0.5, 0.5]}
-    other = dropping(olmoe)
+    dropping_model = dropping(olmoe)
     with override(olmoe, drop):
         c3po = C3PO(olmoe, tokenizer, PAIRS, **keys)
-        found = (
+        measured = (
             c3po.loglikelihood("one cat is", [" a", " two"]),
             c3po.generate("hello", max_new_tokens=4),
         )
         metrics = expert_metrics(olmoe, TEXTS, tokenizer)
-        kept = []
+        kept_metrics = []
         for text in TEXTS:
             with record(olmoe) as routes:
                 olmoe(**tokenizer(text, return_tensors="pt"))
             strongest = [
                 routes.weights[i].topk(routes.weights[i].shape[-1] - 1).indices for i in range(4)
             ]
-            kept.append(
+            kept_metrics.append(
                 torch.stack([routes.indices[i].gather(-1, strongest[i]) for i in range(4)], dim=-2)
             )
-    alone = C3PO(other, tokenizer, PAIRS, **keys)
-    assert found[0] == rounding.approx(alone.loglikelihood("one cat is", [" a", " two"]), tokens=6)
-    assert found[1] == alone.generate("hello", max_new_tokens=4)
+    plain_c3po = C3PO(dropping_model, tokenizer, PAIRS, **keys)
+    assert measured[0] == rounding.approx(
+        plain_c3po.loglikelihood("one cat is", [" a", " two"]), tokens=6
+    )
+    assert measured[1] == plain_c3po.generate("hello", max_new_tokens=4)
     assert (
-        abs(found[0][0] - C3PO(olmoe, tokenizer, PAIRS, **keys).loglikelihood("one cat is", " a"))
+        abs(
+            measured[0][0] - C3PO(olmoe, tokenizer, PAIRS, **keys).loglikelihood("one cat is", " a")
+        )
         > 1e-2
     )
-    expected = expert_metrics(other, TEXTS, tokenizer)
+    expected = expert_metrics(dropping_model, TEXTS, tokenizer)
     for name in ("accuracy", "specialization"):
         assert metrics[name] == expected[name], name
-    shares = [torch.cat(kept)[:, i].flatten().bincount(minlength=8).double() for i in range(4)]
+    shares = [
+        torch.cat(kept_metrics)[:, i].flatten().bincount(minlength=8).double() for i in range(4)
+    ]
     entropies = [torch.distributions.Categorical(share).entropy() / math.log(2) for share in shares]
     assert metrics["load_balance"]["counted"] == pytest.approx(float(sum(entropies) / 4), rel=1e-6)
 
@@ -194,9 +202,9 @@ def test_observers_inside_see_what_is_decided_last(olmoe, tokenizer):
         record(olmoe) as routes,
     ):
         logits(olmoe)
-    other = dropping(olmoe)
-    with routed(other, policy), record(other) as expected:
-        logits(other)
+    dropping_model = dropping(olmoe)
+    with routed(dropping_model, policy), record(dropping_model) as expected:
+        logits(dropping_model)
     assert torch.equal(routes.indices[3], expected.indices[3])
     assert torch.equal(routes.weights[3], without_weakest(expected.weights[3]))
     assert torch.equal(before.weights[3], routes.weights[3]), (
@@ -247,11 +255,15 @@ def test_what_does_not_nest_is_refused_by_name(olmoe, tokenizer):
     roe = RoE(olmoe, tokenizer, n=2)
     c3po = C3PO(olmoe, tokenizer, PAIRS, k=2, layers="last2", steps=1, core_experts=4)
     lm = moe_lab.lm(olmoe, tokenizer, "roe", n=2)
-    asked = [lambda: roe.loglikelihood("a", "b"), lambda: roe.generate("a", max_new_tokens=1)]
-    asked += [lambda: roe.next_token_logprobs([1]), lambda: c3po.loglikelihood("a", "b")]
-    asked += [lambda: lm.loglikelihood([])]
-    asked += [lambda: olmoe.generate(torch.tensor([[1]]), custom_generate=roe, max_new_tokens=1)]
-    for ask in asked:
+    calls = [
+        lambda: roe.loglikelihood("a", "b"),
+        lambda: roe.generate("a", max_new_tokens=1),
+        lambda: roe.next_token_logprobs([1]),
+        lambda: c3po.loglikelihood("a", "b"),
+        lambda: lm.loglikelihood([]),
+        lambda: olmoe.generate(torch.tensor([[1]]), custom_generate=roe, max_new_tokens=1),
+    ]
+    for ask in calls:
         with pytest.raises(RoutingError, match=r"inside record\(model\)"), record(olmoe):
             ask()
     with pytest.raises(ModelError, match="RoE"):
@@ -327,7 +339,8 @@ def in_another_thread(function):
 
 def test_passes_of_two_threads_at_once_are_refused_in_their_own_words(olmoe):
     """One that began in another thread would clear what the check for bypassed routers has seen."""
-    clean, errors = logits(olmoe), []
+    clean = logits(olmoe)
+    errors = []
 
     def meanwhile(router, routing):
         if router.layer == 1 and threading.current_thread() is threading.main_thread():
@@ -352,7 +365,10 @@ def test_an_ensemble_in_a_second_thread_is_refused_in_its_own_words(olmoe):
 
 
 def test_an_ensemble_beside_an_override_of_another_thread_is_refused(olmoe, tokenizer):
-    """Its noise would route the other thread's passes, too. Inside one of its own thread it runs."""
+    """Its noise would route the other thread's passes, too.
+
+    Inside one of its own thread it runs.
+    """
     roe = RoE(olmoe, tokenizer, n=3)
     with override(olmoe, lambda router, routing: None):
         logits(olmoe)
@@ -363,18 +379,22 @@ def test_an_ensemble_beside_an_override_of_another_thread_is_refused(olmoe, toke
 
 
 def test_records_of_two_models_of_a_class_end_in_any_order(olmoe):
-    """`record` changes `generate` of the class: it stays changed for as long as a model of it is recorded."""
-    other = copy.deepcopy(olmoe)
+    """`record` changes `generate` of the class.
+
+    The class stays changed for as long as one of its models is recorded.
+    """
+    second_model = copy.deepcopy(olmoe)
     kind = type(olmoe)
     before = kind.generate
-    first, second = record(olmoe), record(other)
+    first = record(olmoe)
+    second = record(second_model)
     first.__enter__()
     second.__enter__()
     logits(olmoe)
-    logits(other)
+    logits(second_model)
     first.__exit__(None, None, None)
     with pytest.raises(RoutingError, match="beam_search"):
-        other.generate(IDS, num_beams=2, max_new_tokens=2)
+        second_model.generate(IDS, num_beams=2, max_new_tokens=2)
     assert olmoe.generate(IDS, num_beams=2, max_new_tokens=2).shape[0] == len(IDS)
     second.__exit__(None, None, None)
     assert kind.generate is before

@@ -1,4 +1,5 @@
-"""Keyed noise is a written-down function of its keys; Gumbel-top-k samples experts without replacement (section 2.1).
+"""Keyed noise is a written-down function of its keys; Gumbel-top-k samples experts without
+replacement (section 2.1).
 
 Broken by: noise that depends on the process, the device or the batch.
 """
@@ -34,7 +35,8 @@ def gumbel_in_python(seed, document, repeat, row, layer, position, expert):
 def test_golden_values():
     # These must never change: stored results depend on them.
     noise = gumbel(seed=0, document=123, repeat=0, row=1, layer=2, positions=[0, 7], n_experts=3)
-    assert noise.dtype == torch.float32 and noise.shape == (2, 3)
+    assert noise.dtype == torch.float32
+    assert noise.shape == (2, 3)
     expected = torch.tensor(GOLDEN)
     assert torch.equal(noise, expected), noise.tolist()
     assert document_key([1, 2, 3]) == GOLDEN_KEY, document_key([1, 2, 3])
@@ -58,7 +60,10 @@ def test_equals_the_written_down_hash(document):
 
 @pytest.mark.parametrize("row", [0, 1, 2, 3, 4, 30, 31, 32])
 def test_antithetic_rows_share_a_uniform_number(row):
-    """Row 2j has the noise of 1 - u, where u is the number of row 2j-1; all other rows have that of their own."""
+    """Row 2j has the noise of 1 - u, where u is the number of row 2j-1.
+
+    All other rows have the noise of their own number.
+    """
     mirrored = row in (2, 4, 30, 32)
     noise = gumbel(7, -5, 1, row, 5, [0, 3, 1999], 6, antithetic=True)
     for i, position in enumerate([0, 3, 1999]):
@@ -79,17 +84,24 @@ def test_the_noise_of_a_layer_is_the_same_however_many_are_computed_together(mon
         monkeypatch.setattr(noise_module, "AT_ONCE_BYTES", at_once)
         policy = GumbelTopK([0, 0.7, 0, 0.7, 0.7], seed=3, antithetic=True)
         policy.expect(NoisyTokens(token, token + 5, token % 2, token % 5 + 1, token))
-        found, held = [], []
+        decisions = []
+        held = []
         for layer in (1, 3, 4):
-            own = replace(router, layer=layer)
-            found.append(
-                policy(own, Routing(logits_TE, torch.ones(40, 2), torch.zeros(40, 2).long()))
+            layer_router = replace(router, layer=layer)
+            decisions.append(
+                policy(
+                    layer_router, Routing(logits_TE, torch.ones(40, 2), torch.zeros(40, 2).long())
+                )
             )
             held.append(len(policy._noise))
-        return torch.stack([each.index_TK for each in found]), held
+        return torch.stack([decision.index_TK for decision in decisions]), held
 
-    (together, three), (alone, one) = routed_by(2**24), routed_by(1)
-    assert torch.equal(together, alone) and (three, one) == ([3, 3, 3], [1, 1, 1])
+    (together, three), (decisions_alone, noise_of_one) = routed_by(2**24), routed_by(1)
+    assert torch.equal(together, decisions_alone)
+    assert (three, noise_of_one) == (
+        [3, 3, 3],
+        [1, 1, 1],
+    )
     assert (together[0] != together[1]).any()
 
 
@@ -102,11 +114,13 @@ DRAWS = 20_000
 
 
 def test_frequencies_are_those_of_sampling_without_replacement():
-    # Chi-square over all 20 ordered pairs of 5 experts; a right sampler fails with probability 1e-6.
+    # Chi-square over all 20 ordered pairs of 5 experts.
+    # A right sampler fails with probability 1e-6.
     router = find_routers(make_model("olmoe", num_experts=5))[0]
     logits = torch.tensor([1.0, 0.3, -0.5, 0.0, 0.8])
     temperature = 0.7
-    policy, logits_TE = GumbelTopK([temperature], seed=0), logits.expand(DRAWS, -1)
+    policy = GumbelTopK([temperature], seed=0)
+    logits_TE = logits.expand(DRAWS, -1)
     policy.expect(noisy_tokens(DRAWS))
     routing = policy(router, Routing(logits_TE, torch.ones(DRAWS, 2), torch.zeros(DRAWS, 2).long()))
     probs = (logits.double() / temperature).softmax(-1)
@@ -120,9 +134,13 @@ def test_frequencies_are_those_of_sampling_without_replacement():
 
 
 def test_decisions_are_counted_as_sets_of_experts():
-    """Over layers and passes with other tokens, some of which choose the same experts in another order."""
+    """Over layers and passes with other tokens.
+
+    Some of the tokens choose the same experts in another order.
+    """
     router = find_routers(make_model("olmoe"))[0]
-    policy, generator = GumbelTopK([0.4, 0.0, 0.4], seed=0), torch.Generator().manual_seed(0)
+    policy = GumbelTopK([0.4, 0.0, 0.4], seed=0)
+    generator = torch.Generator().manual_seed(0)
     changed = decided = 0
     for count in (7, 4):
         chosen = torch.arange(0, count, 2)
@@ -132,18 +150,19 @@ def test_decisions_are_counted_as_sets_of_experts():
             clean = Routing(
                 logits_TE, torch.ones(count, 2), logits_TE.topk(2, dim=-1).indices.flip(-1)
             )
-            found = policy(replace(router, layer=layer), clean)
-            if found is not None:
+            decisions = policy(replace(router, layer=layer), clean)
+            if decisions is not None:
                 pairs = [
-                    (set(found.index_TK[t].tolist()), set(clean.index_TK[t].tolist()))
+                    (set(decisions.index_TK[t].tolist()), set(clean.index_TK[t].tolist()))
                     for t in chosen
                 ]
-                changed, decided = (
-                    changed + sum(one != other for one, other in pairs),
-                    decided + len(pairs),
+                changed = changed + sum(
+                    clean_experts != noisy_experts for clean_experts, noisy_experts in pairs
                 )
+                decided = decided + len(pairs)
     counts = {"changed_decisions": changed, "noisy_decisions": decided}
-    assert policy.counts() == counts and 0 < changed < decided == 2 * (4 + 2)
+    assert policy.counts() == counts
+    assert 0 < changed < decided == 2 * (4 + 2)
     assert policy.counts() == counts, "asking counts nothing twice"
 
 
@@ -167,15 +186,18 @@ def test_the_next_tokens_of_the_same_samples_have_the_noise_of_their_positions(a
     for step in (1, 2):
         for policy in policies:
             fresh = NoisyTokens(token, token + 9, token % 2, token % 3 + 1, token + step)
-            again = GumbelTopK(policy.temperatures, seed=3, antithetic=antithetic)
+            second_policy = GumbelTopK(policy.temperatures, seed=3, antithetic=antithetic)
             pairs = zip(
-                routed_by(policy, first.at(token + step)), routed_by(again, fresh), strict=True
+                routed_by(policy, first.at(token + step)),
+                routed_by(second_policy, fresh),
+                strict=True,
             )
-            assert all(torch.equal(one, other) for one, other in pairs)
+            assert all(torch.equal(noise, later_noise) for noise, later_noise in pairs)
 
 
 def test_half_precision_logits_get_noise_in_float32():
-    # In float16 a uniform number near 1 rounds to 1 and the noise to infinity; 60,000 draws would show it.
+    # In float16 a uniform number near 1 rounds to 1, and its noise is infinite.
+    # 60,000 draws would show it.
     router = find_routers(make_model("olmoe"))[0]
     logits_TE = torch.zeros(60_000, 8, dtype=torch.float16)
     policy = GumbelTopK([1.0], seed=0)
@@ -183,7 +205,8 @@ def test_half_precision_logits_get_noise_in_float32():
     weights_TK = torch.zeros(60_000, 2, dtype=torch.float16)
     routing = policy(router, Routing(logits_TE, weights_TK, weights_TK.long()))
     counts = torch.bincount(routing.index_TK.flatten(), minlength=8).double()
-    # All 8 experts are alike: each is in 2/8 of the draws, within 6 standard errors (odds 2e-9 each).
+    # All 8 experts are alike: each is in 2/8 of the draws, within 6 standard errors.
+    # The odds against are 2e-9 for each expert.
     assert ((counts / 60_000 - 0.25).abs() < 6 * (0.25 * 0.75 / 60_000) ** 0.5).all()
     assert routing.weights_TK.dtype == torch.float16
 

@@ -1,8 +1,9 @@
-"""Models in PEFT's wrapper run as the models inside, with their adapters; tokens of a pass follow from its inputs; a record has
-the decision for every token, in whatever passes it is read.
+"""Models in PEFT's wrapper run as the models inside, with their adapters; tokens of a pass follow
+from its inputs; a record has the decision for every token, in whatever passes it is read.
 
-Broken by: hooks on a module that PEFT does not call, a frozen original in place of the trained copy, adapters left out,
-positions that ignore mask or cache, decisions of another token, sequence or layer, padding that is counted.
+Broken by: hooks on a module that PEFT does not call, a frozen original in place of the trained
+copy, adapters left out, positions that ignore mask or cache, decisions of another token,
+sequence or layer, padding that is counted.
 """
 
 import copy
@@ -62,24 +63,26 @@ def shifted(router, routing):
 
 
 def test_ensembles_are_those_of_the_merged_model(peft, merged, tokenizer):
-    own, other = (RoE(model, tokenizer, n=3, temperature=0.7) for model in (peft, merged))
-    asked = "what is", [" a cat", "b"]
-    assert own.loglikelihood(*asked) == rounding.approx(other.loglikelihood(*asked), tokens=6)
-    text = own.generate(["hello", "what is"], max_new_tokens=5)
-    assert text == other.generate(["hello", "what is"], max_new_tokens=5)
+    peft_roe, merged_roe = (RoE(model, tokenizer, n=3, temperature=0.7) for model in (peft, merged))
+    arguments = "what is", [" a cat", "b"]
+    assert peft_roe.loglikelihood(*arguments) == rounding.approx(
+        merged_roe.loglikelihood(*arguments), tokens=6
+    )
+    text = peft_roe.generate(["hello", "what is"], max_new_tokens=5)
+    assert text == merged_roe.generate(["hello", "what is"], max_new_tokens=5)
     ids = peft.generate(
-        **left_padded(tokenizer, ["hello", "what is"]), custom_generate=own, max_new_tokens=5
+        **left_padded(tokenizer, ["hello", "what is"]), custom_generate=peft_roe, max_new_tokens=5
     )
     assert tokenizer.batch_decode(ids[:, -5:], skip_special_tokens=True) == text
     keys = {"k": 2, "layers": "last2", "steps": 1, "core_experts": 4}
-    found = [
-        C3PO(model, tokenizer, PAIRS, **keys).loglikelihood(*asked) for model in (peft, merged)
+    results = [
+        C3PO(model, tokenizer, PAIRS, **keys).loglikelihood(*arguments) for model in (peft, merged)
     ]
-    assert found[0] == rounding.approx(found[1], tokens=6)
+    assert results[0] == rounding.approx(results[1], tokens=6)
     request = [Instance("loglikelihood", {}, ("what is", " a cat"), idx=0, task_name="", doc_id=0)]
     lms = [moe_lab.lm(model, tokenizer, "roe", n=2) for model in (peft, merged)]
-    found = [lm.loglikelihood(request)[0][0] for lm in lms]
-    assert found[0] == rounding.approx(found[1], tokens=6)
+    results = [lm.loglikelihood(request)[0][0] for lm in lms]
+    assert results[0] == rounding.approx(results[1], tokens=6)
 
 
 def test_routing_is_recorded_and_overridden(peft, merged):
@@ -102,26 +105,33 @@ def test_routing_is_recorded_and_overridden(peft, merged):
 
 def test_metrics_and_contexts_are_those_of_the_model_inside(peft, merged, tokenizer):
     texts = ["what is a cat", "hello"]
-    found, expected = (expert_metrics(model, texts, tokenizer) for model in (peft, merged))
-    assert found["load_balance"] == expected["load_balance"]
+    metrics, expected = (expert_metrics(model, texts, tokenizer) for model in (peft, merged))
+    assert metrics["load_balance"] == expected["load_balance"]
     roe = RoE(peft.get_base_model(), tokenizer, n=2)
     with pytest.raises(RoutingError, match="inside record"), record(peft):
         roe.loglikelihood("a", "b")
 
 
+def trainable(model):
+    return {name for name, value in model.named_parameters() if value.requires_grad}
+
+
 def test_a_group_has_its_adapters(peft, kind):
-    trained = {name for name, value in peft.named_parameters() if value.requires_grad}
+    trained = trainable(peft)
+    router_names = {name for name in trained if ".gate." in name}
+    expert_names = {name for name in trained if ".experts." in name}
     if kind in ("attention", "causal"):
         with pytest.raises(ConfigError, match="trains no such"), freeze(peft, "router"):
             pass
     else:
         with freeze(peft, "router"):
-            left = {name for name, value in peft.named_parameters() if value.requires_grad}
-        assert trained - left == {name for name in trained if ".gate." in name} != set()
+            without_routers = trainable(peft)
+        assert router_names != set()
+        assert trained - without_routers == router_names
     with freeze(peft, "other"):
-        left = {name for name, value in peft.named_parameters() if value.requires_grad}
-    assert left == {name for name in trained if ".gate." in name or ".experts." in name}
-    assert trained == {name for name, value in peft.named_parameters() if value.requires_grad}
+        without_others = trainable(peft)
+    assert without_others == router_names | expert_names
+    assert trainable(peft) == trained
 
 
 def test_adapters_that_are_turned_off_are_not_used():
@@ -157,17 +167,18 @@ PASS_IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 
 
 def seen(model, *passes):
-    found = []
-    with torch.no_grad(), pass_tokens(model, found.append):
+    passes_seen = []
+    with torch.no_grad(), pass_tokens(model, passes_seen.append):
         for arguments in passes:
             model(**arguments)
-    return [(t.real_T.tolist(), t.sequence_T.tolist(), t.position_T.tolist()) for t in found]
+    return [(t.real_T.tolist(), t.sequence_T.tolist(), t.position_T.tolist()) for t in passes_seen]
 
 
 def test_from_a_mask_with_padding(olmoe):
     mask = torch.tensor([[0, 1, 1], [1, 1, 0]])
     ((real, sequence, position),) = seen(olmoe, {"input_ids": PASS_IDS, "attention_mask": mask})
-    assert real == [False, True, True, True, True, False] and sequence == [0, 0, 0, 1, 1, 1]
+    assert real == [False, True, True, True, True, False]
+    assert sequence == [0, 0, 0, 1, 1, 1]
     assert [p for p, r in zip(position, real, strict=True) if r] == [0, 1, 0, 1]
 
 
@@ -177,14 +188,14 @@ def test_from_a_cache_and_from_positions(olmoe):
     first = {"input_ids": PASS_IDS}
     step = {"input_ids": PASS_IDS[:, :1], "cache": cache}
     embeds = olmoe.get_input_embeddings()(PASS_IDS)
-    given = {"inputs_embeds": embeds, "position_ids": torch.tensor([[4, 5, 6]])}
-    found = seen(olmoe, first, step, given)
-    assert [sequence for _, sequence, _ in found] == [
+    inputs = {"inputs_embeds": embeds, "position_ids": torch.tensor([[4, 5, 6]])}
+    passes = seen(olmoe, first, step, inputs)
+    assert [sequence for _, sequence, _ in passes] == [
         [0, 0, 0, 1, 1, 1],
         [0, 1],
         [2, 2, 2, 3, 3, 3],
     ]
-    assert [position for _, _, position in found] == [[0, 1, 2] * 2, [3, 3], [4, 5, 6] * 2]
+    assert [position for _, _, position in passes] == [[0, 1, 2] * 2, [3, 3], [4, 5, 6] * 2]
 
 
 class NoValues(torch.nn.Module):
@@ -205,18 +216,20 @@ class NoValues(torch.nn.Module):
     ],
 )
 def test_no_pass_waits_for_a_value_of_the_device(extra):
-    model, found = NoValues(), []
-    with pass_tokens(model, found.append):
+    model = NoValues()
+    decisions = []
+    with pass_tokens(model, decisions.append):
         for _ in range(2):
             model(input_ids=PASS_IDS.to("meta"), **extra)
-    devices = {x.device.type for t in found for x in (t.real_T, t.sequence_T, t.position_T)}
-    assert len(found) == 2 and devices == {"meta"}
+    devices = {x.device.type for t in decisions for x in (t.real_T, t.sequence_T, t.position_T)}
+    assert len(decisions) == 2
+    assert devices == {"meta"}
 
 
 def test_packed_texts_are_numbered_over_passes(olmoe):
     packed = {"input_ids": PASS_IDS, "position_ids": torch.tensor([[0, 1, 0], [0, 0, 1]])}
-    found = seen(olmoe, packed, {"input_ids": PASS_IDS}, packed)
-    assert [sequence for _, sequence, _ in found] == [
+    passes = seen(olmoe, packed, {"input_ids": PASS_IDS}, packed)
+    assert [sequence for _, sequence, _ in passes] == [
         [0, 0, 1, 2, 3, 3],
         [4, 4, 4, 5, 5, 5],
         [6, 6, 7, 8, 9, 9],
@@ -228,7 +241,9 @@ PROMPTS = ["hello", "what is a cat and why"]
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
 def test_generated_tokens_have_the_decisions_of_one_pass(family, tokenizer):
-    model, inputs, steps = small_model(family), left_padded(tokenizer, PROMPTS), 4
+    model = small_model(family)
+    inputs = left_padded(tokenizer, PROMPTS)
+    steps = 4
     options = {
         "do_sample": False,
         "eos_token_id": None,
@@ -241,11 +256,19 @@ def test_generated_tokens_have_the_decisions_of_one_pass(family, tokenizer):
     with torch.no_grad(), record(model) as whole:
         model(ids, attention_mask=mask)
     assert len(routes.positions) == int(mask.sum()) == len(routes.indices[0])
-    own, other = ((one.sequences * 1000 + one.positions).argsort() for one in (routes, whole))
+    order_of_routes, order_of_whole = (
+        (record_of_tokens.sequences * 1000 + record_of_tokens.positions).argsort()
+        for record_of_tokens in (routes, whole)
+    )
     for layer in range(len(routes.indices)):
-        assert torch.equal(routes.indices[layer][own], whole.indices[layer][other])
+        assert torch.equal(
+            routes.indices[layer][order_of_routes], whole.indices[layer][order_of_whole]
+        )
         torch.testing.assert_close(
-            routes.weights[layer][own], whole.weights[layer][other], atol=1e-4, rtol=0
+            routes.weights[layer][order_of_routes],
+            whole.weights[layer][order_of_whole],
+            atol=1e-4,
+            rtol=0,
         )
 
 
@@ -259,19 +282,19 @@ def test_tokens_are_told_by_sequence_and_position(olmoe):
     assert repr(routes) == "Record(4 MoE layers of 8 experts, 8 tokens)"
     assert routes.sequences.tolist() == [0, 0, 1, 1, 1, 1, 2, 2]
     assert routes.positions.tolist() == [0, 1, 0, 1, 2, 3, 0, 1]
-    for sequence, own in enumerate([[7, 8], [1, 2, 3, 4], [9, 8]]):
-        with torch.no_grad(), record(olmoe) as alone:
-            olmoe(torch.tensor([own]))
+    for sequence, tokens in enumerate([[7, 8], [1, 2, 3, 4], [9, 8]]):
+        with torch.no_grad(), record(olmoe) as record_alone:
+            olmoe(torch.tensor([tokens]))
         at = routes.sequences == sequence
         for layer in range(4):
-            assert torch.equal(routes.indices[layer][at], alone.indices[layer])
+            assert torch.equal(routes.indices[layer][at], record_alone.indices[layer])
             torch.testing.assert_close(
-                routes.logits[layer][at], alone.logits[layer], atol=1e-5, rtol=0
+                routes.logits[layer][at], record_alone.logits[layer], atol=1e-5, rtol=0
             )
 
 
 def test_texts_of_a_packed_row_are_sequences(olmoe):
-    """Broken by decisions of one text that another text of its row gets, since both have a token 0."""
+    """Broken by decisions of one text that another text of its row gets: both have a token 0."""
     texts = [[5, 6, 7, 8], [9, 8, 7], [1, 2, 3, 4, 5, 6]]
     rows = [[*texts[0], *texts[1]], [*texts[2], 30]]
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 4, 5, 0]])
@@ -281,11 +304,11 @@ def test_texts_of_a_packed_row_are_sequences(olmoe):
         olmoe(torch.tensor([[3]]))
     assert routes.sequences.tolist() == [0] * 4 + [1] * 3 + [2] * 6 + [3, 4]
     assert routes.positions.tolist() == [*positions.flatten().tolist(), 0]
-    with torch.no_grad(), record(olmoe) as alone:
+    with torch.no_grad(), record(olmoe) as record_alone:
         for ids in (*texts, [30], [3]):
             olmoe(torch.tensor([ids]))
     for layer in range(4):
-        assert torch.equal(routes.indices[layer], alone.indices[layer])
+        assert torch.equal(routes.indices[layer], record_alone.indices[layer])
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["model", "adapters"])
@@ -317,10 +340,10 @@ def test_recorded_tokens_are_those_of_the_returned_text_or_refused(options, mode
     assert torch.equal(model.generate(input_ids=IDS, max_new_tokens=4, **beams), of_copy)
     assert "generate" not in vars(OlmoeForCausalLM)
     for sequence, ids in enumerate(sequences):
-        with torch.no_grad(), record(model) as alone:
+        with torch.no_grad(), record(model) as record_alone:
             model(input_ids=ids[None, :-1])
         order = routes.positions[routes.sequences == sequence].argsort()
-        for layer, index_TK in enumerate(alone.indices):
+        for layer, index_TK in enumerate(record_alone.indices):
             assert torch.equal(routes.indices[layer][routes.sequences == sequence][order], index_TK)
 
 

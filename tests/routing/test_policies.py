@@ -1,9 +1,10 @@
-"""Policies against loops over tokens, in families with different rules: collaboration-constrained, steered and top-p routing,
-samples that take other experts.
+"""Policies against loops over tokens, in families with different rules: collaboration-constrained,
+steered and top-p routing, samples that take other experts.
 
-Broken by: a first expert that is not the best one, partners of another expert or layer, weights by another rule than the
-family's, a token that is touched though its experts are all partners or though it is no sample; an expert beyond the first
-that reaches p, a softmax over sigmoids, padding that is counted, a pass of which nobody said what its samples are.
+Broken by: a first expert that is not the best one, partners of another expert or layer, weights
+by another rule than the family's, a token that is touched though its experts are all partners
+or though it is no sample; an expert beyond the first that reaches p, a softmax over sigmoids,
+padding that is counted, a pass of which nobody said what its samples are.
 """
 
 from typing import Any
@@ -40,9 +41,9 @@ def random_pairs(L: int, E: int) -> torch.Tensor:
 
 
 def slow_partners(pairs_EE: torch.Tensor, expert: int, count: int) -> set[int]:
-    others = [e for e in range(len(pairs_EE)) if e != expert]
-    others.sort(key=lambda e: (-int(pairs_EE[expert, e]), e))
-    return {expert, *others[:count]}
+    other_experts = [e for e in range(len(pairs_EE)) if e != expert]
+    other_experts.sort(key=lambda e: (-int(pairs_EE[expert, e]), e))
+    return {expert, *other_experts[:count]}
 
 
 @pytest.mark.parametrize("family", by_family(PARTNERED))
@@ -51,22 +52,24 @@ def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family):
     L, E, K = sizes(model)
     pairs = random_pairs(L, E)
     count = max(K - 1, 2)
-    policy, seen = PartnersOnly(partners_of(pairs, count)), []
+    policy = PartnersOnly(partners_of(pairs, count))
+    seen = []
 
     def check(router: Any, routing: Any) -> Any:
         changed = policy(router, routing)
         scores = router.scores(routing.logits_TE)
         after = changed or routing
         for t in range(len(scores)):
-            own = routing.index_TK[t].tolist()
-            first = max(own, key=lambda e: float(scores[t, e]))
+            own_experts = routing.index_TK[t].tolist()
+            first = max(own_experts, key=lambda e: float(scores[t, e]))
             allowed = slow_partners(pairs[router.layer], first, count)
-            if set(own) <= allowed:
-                assert after.index_TK[t].tolist() == own
+            if set(own_experts) <= allowed:
+                assert after.index_TK[t].tolist() == own_experts
                 assert torch.equal(after.weights_TK[t], routing.weights_TK[t])
                 continue
             best = sorted(allowed, key=lambda e: -float(scores[t, e]))[:K]
-            assert after.index_TK[t].tolist() == best and best[0] == first
+            assert after.index_TK[t].tolist() == best
+            assert best[0] == first
             weights = router.weights(routing.logits_TE[t : t + 1], torch.tensor([best]))[0]
             assert torch.allclose(
                 after.weights_TK[t], weights.to(after.weights_TK.dtype), atol=1e-6
@@ -99,15 +102,16 @@ def test_steered_experts_are_in_or_out_and_changed_choices_are_counted(family):
     L, E, K = sizes(model)
     sign_LE = torch.zeros(L, E, dtype=torch.long)
     sign_LE[1, 0], sign_LE[1, 2] = 1, -1
-    with torch.no_grad(), record(model) as own:
+    with torch.no_grad(), record(model) as model_record:
         model(IDS)
     policy = Steered(sign_LE)
     with torch.no_grad(), routed(model, policy), record(model) as routes:
         model(IDS)
-    assert torch.equal(routes.indices[0], own.indices[0])
+    assert torch.equal(routes.indices[0], model_record.indices[0])
     chosen_TK = routes.indices[1]
-    assert (chosen_TK == 0).any(dim=-1).all() and not (chosen_TK == 2).any()
-    before_TK = own.indices[1]
+    assert (chosen_TK == 0).any(dim=-1).all()
+    assert not (chosen_TK == 2).any()
+    before_TK = model_record.indices[1]
     changed = [
         set(new) != set(old)
         for new, old in zip(chosen_TK.tolist(), before_TK.tolist(), strict=True)
@@ -136,7 +140,9 @@ def test_named_tokens_with_the_whole_pathway_are_re_routed_as_the_first_ones_are
     probs = {layer: torch.randn(3, 2, E, generator=draw).softmax(-1) for layer in (0, 2)}
     (B, S), W = IDS.shape, 2
     index_P = torch.tensor([b * S + w for b in range(B) for w in range(W)])
-    first, named, nothing = Remix(probs), Remix(probs), Remix(probs)
+    first = Remix(probs)
+    named = Remix(probs)
+    nothing = Remix(probs)
     named.places = Places(index_P, torch.arange(B * W), torch.ones(B * W))
     nothing.places = Places(index_P[:0], index_P[:0])
     logits = []
@@ -145,7 +151,8 @@ def test_named_tokens_with_the_whole_pathway_are_re_routed_as_the_first_ones_are
         for policy in (first, named, nothing):
             with routed(model, policy):
                 logits.append(model(IDS).logits)
-    assert torch.equal(logits[0], logits[1]) and torch.equal(logits[2], plain)
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[2], plain)
     assert not torch.equal(logits[0], plain)
 
 
@@ -164,7 +171,9 @@ DYNAMIC = [
 
 @pytest.mark.parametrize("family", by_family(DYNAMIC))
 def test_every_token_takes_its_first_experts_that_reach_p(family):
-    model, policy, total = small_model(family), TopP(0.5, 4), 0
+    model = small_model(family)
+    policy = TopP(0.5, 4)
+    total = 0
     calls = 0
 
     def check(router: Router, routing: Routing) -> Routing | None:
@@ -175,12 +184,15 @@ def test_every_token_takes_its_first_experts_that_reach_p(family):
             order = router.choose(router.scores(logits_E[None]), 4)[0].tolist()
             shares = router_shares(router, logits_E[None])[0]
             count = next((n for n in (1, 2, 3) if float(shares[order[:n]].sum()) >= 0.5), 4)
-            index, weights = changed.index_TK[token], changed.weights_TK[token]
+            index = changed.index_TK[token]
+            weights = changed.weights_TK[token]
             assert index[:count].tolist() == order[:count]
-            own = router.weights(logits_E[None], torch.tensor([order[:count]]))[0]
-            torch.testing.assert_close(weights[:count], own.to(weights.dtype))
-            assert not weights[count:].any() and len(set(index.tolist())) == len(index)
-            total, calls = total + count, calls + 1
+            expected = router.weights(logits_E[None], torch.tensor([order[:count]]))[0]
+            torch.testing.assert_close(weights[:count], expected.to(weights.dtype))
+            assert not weights[count:].any()
+            assert len(set(index.tolist())) == len(index)
+            total = total + count
+            calls = calls + 1
         return changed
 
     with torch.no_grad(), routed(model, check):
@@ -202,7 +214,8 @@ def test_shares_are_the_probabilities_of_the_familys_kind(family):
 
 
 def test_padding_is_not_counted():
-    model, policy = small_model("olmoe"), TopP(1.0, 2)
+    model = small_model("olmoe")
+    policy = TopP(1.0, 2)
     real_T = torch.arange(IDS.numel()) >= 5
 
     def ask(mask: Any) -> dict[str, int]:
@@ -229,9 +242,9 @@ def tokens() -> NoisyTokens:
 def last_experts(count: int) -> Any:
     """The experts with the lowest scores, the lowest first."""
 
-    def choose(router: Router, own: Routing, keys: NoisyTokens) -> torch.Tensor:
-        assert len(own.logits_TE) == len(keys.index) == len(SAMPLES)
-        return router.scores(own.logits_TE).topk(count, dim=-1, largest=False).indices
+    def choose(router: Router, routing: Routing, keys: NoisyTokens) -> torch.Tensor:
+        assert len(routing.logits_TE) == len(keys.index) == len(SAMPLES)
+        return router.scores(routing.logits_TE).topk(count, dim=-1, largest=False).indices
 
     return choose
 
@@ -240,7 +253,8 @@ def last_experts(count: int) -> Any:
 @pytest.mark.parametrize("count", COUNTS)
 def test_samples_take_the_chosen_experts_with_the_weights_of_the_family(count, family):
     model = small_model(family)
-    policy, seen = OtherExperts(last_experts(count)), []
+    policy = OtherExperts(last_experts(count))
+    seen = []
     policy.expect(tokens())
 
     def check(router: Router, routing: Routing) -> Routing | None:
@@ -253,7 +267,8 @@ def test_samples_take_the_chosen_experts_with_the_weights_of_the_family(count, f
                 order = router.scores(routing.logits_TE[token][None])[0].argsort()[:count]
                 weights = router.weights(routing.logits_TE[token][None], order[None])[0]
             else:
-                order, weights = routing.index_TK[token], routing.weights_TK[token]
+                order = routing.index_TK[token]
+                weights = routing.weights_TK[token]
             experts = changed.index_TK[token]
             assert experts[: len(order)].tolist() == order.tolist()
             assert len(set(experts.tolist())) == width
@@ -264,25 +279,29 @@ def test_samples_take_the_chosen_experts_with_the_weights_of_the_family(count, f
 
     with torch.no_grad(), routed(model, check):
         model(IDS)
-    assert seen == list(range(len(seen))) and seen
+    assert seen == list(range(len(seen)))
+    assert seen
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "deepseek_v3"]))
 def test_all_tokens_of_a_pass_need_no_indices(family):
     router = find_routers(small_model(family))[0]
-    T, E = 9, router.module.weight.shape[0]
+    T = 9
+    E = router.module.weight.shape[0]
     logits_TE = torch.randn(T, E, generator=torch.Generator().manual_seed(0))
     index_TK = router.choose(router.scores(logits_TE), 2)
     routing = Routing(logits_TE, router.weights(logits_TE, index_TK), index_TK)
     keys = [torch.arange(T)] * 4
     for make in (lambda: OtherExperts(of_rank(2)), lambda: GumbelTopK([1.0], seed=0)):
-        found = []
+        decided_tokens = []
         for index in (None, torch.arange(T)):
             policy = make()
             policy.expect(NoisyTokens(index, *keys))
             changed = policy(router, routing)
-            found.append((changed.index_TK[:, 0].tolist(), changed.weights_TK[:, 0].tolist()))
-        assert found[0] == found[1]
+            decided_tokens.append(
+                (changed.index_TK[:, 0].tolist(), changed.weights_TK[:, 0].tolist())
+            )
+        assert decided_tokens[0] == decided_tokens[1]
 
 
 def test_a_pass_without_samples_is_the_models_own_and_one_that_nobody_announced_is_refused():

@@ -69,9 +69,10 @@ def settings_of(text: str) -> dict:
 
 @pytest.mark.parametrize("text", SAME)
 def test_settings_of_generation_are_lm_evals(text):
-    ours, theirs = settings_of(text), simple_parse_args_string(text)
-    assert ours == theirs
-    assert list(map(type, ours.values())) == list(map(type, theirs.values()))
+    ours = settings_of(text)
+    expected = simple_parse_args_string(text)
+    assert ours == expected
+    assert list(map(type, ours.values())) == list(map(type, expected.values()))
 
 
 @pytest.mark.parametrize("text", ["12", "064", "1e3", "true", "-1.50"])
@@ -95,17 +96,19 @@ def test_what_is_no_setting_is_refused(text, capsys, tmp_path):
     ended = run_command(
         capsys, "method=base", f"gen_kwargs={text}", f"output_dir={tmp_path}", "limit=1"
     )
-    assert ended.code == 2 and "gen_kwargs" in ended.err and len(ended.err.splitlines()) <= 3
+    assert ended.code == 2
+    assert "gen_kwargs" in ended.err
+    assert len(ended.err.splitlines()) <= 3
 
 
 def test_a_stop_text_none_is_what_lm_eval_takes_it_for(capsys, tmp_path):
     """None in 0.4, which is refused, and a text in 0.5."""
-    theirs = simple_parse_args_string("until=none")
-    assert settings_of("until=none") == theirs
+    expected = simple_parse_args_string("until=none")
+    assert settings_of("until=none") == expected
     ended = run_command(
         capsys, "method=base", "gen_kwargs=until=none", f"output_dir={tmp_path}", "limit=1"
     )
-    assert (ended.code == 2) is (theirs["until"] is None)
+    assert (ended.code == 2) is (expected["until"] is None)
 
 
 def test_settings_of_generation_reach_the_run(capsys, monkeypatch, tmp_path):

@@ -1,4 +1,7 @@
-"""Processes of torchrun. Broken by: processes that wait for each other, and hold their memory, after torchrun was killed."""
+"""Processes of torchrun.
+
+Broken by: processes that wait for each other, and hold their memory, after torchrun was killed.
+"""
 
 import multiprocessing
 import os
@@ -18,7 +21,10 @@ from tests.support.ranks import PROCESSES, fork_ranks
 
 
 def wait_for_ever(folder: Path) -> None:
-    """Process 1 waits for a call of process 0, which waits for a number of process 1: neither reads a signal."""
+    """Process 1 waits for a call of process 0, which waits for a number of process 1.
+
+    Neither process reads a signal.
+    """
     signal.signal(signal.SIGTERM, _terminate)
     rank = os.environ["RANK"]
     (folder / rank).write_text(str(os.getpid()))

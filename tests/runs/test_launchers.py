@@ -1,5 +1,6 @@
-"""Breaks if workers change a number, outlive the command or lose results, if a failed one is not named, if a run that another
-process holds is not waited for, or if a worker makes what another one made or failed at.
+"""Breaks if workers change a number, outlive the command or lose results, if a failed one
+is not named, if a run that another process holds is not waited for, or if a worker makes what
+another one made or failed at.
 """
 
 import importlib.util
@@ -32,11 +33,18 @@ GRID = ("-m", "method=roe", "method.n=2", "seed=0,1,2,3", "task=toy_choice", "li
 
 
 def started(folder: Path) -> tuple[Forked, list[int], Path]:
-    """The command with two workers that have begun, the workers' processes, and the folder of their output."""
+    """The command with two started workers, their processes, and the folder of their output."""
     folder.mkdir()
     keys = ("launcher=local", "launcher.workers=2", f"output_dir={folder / 'outputs'}")
     command = Forked(folder, (*GRID, *keys))
-    workers = wait_until(lambda: len(found := workers_of(command)) == 2 and found)
+
+    def both_workers() -> list[int] | None:
+        workers = workers_of(command)
+        if len(workers) == 2:
+            return workers
+        return None
+
+    workers = wait_until(both_workers)
     [output] = (folder / "outputs" / "workers").iterdir()
     wait_until(lambda: list(folder.glob("outputs/runs/*/.holder")))
     return command, workers, output
@@ -56,8 +64,8 @@ def untimed(text: str) -> list[str]:
 def wait_until(condition: Callable[[], Any], seconds: float = 120) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := condition():
-            return found
+        if value := condition():
+            return value
         time.sleep(0.05)
     raise TimeoutError
 
@@ -72,12 +80,14 @@ def test_a_worker_that_is_killed_leaves_its_runs_to_the_others(capsys, tmp_path)
     command, workers, output = started(tmp_path / "shared")
     os.kill(workers[0], signal.SIGKILL)
     shared = command.ended()
-    assert shared.code == 0 and "Worker 0 ended with exit code -9" in shared.err
+    assert shared.code == 0
+    assert "Worker 0 ended with exit code -9" in shared.err
     assert (output / "worker-0.log").exists(), "what it wrote is kept"
     plain = run_command(capsys, *GRID, f"output_dir={tmp_path / 'plain'}")
     assert scores(tmp_path / "shared" / "outputs") == scores(tmp_path / "plain")
     assert len(scores(tmp_path / "plain")) == 5
-    assert untimed(shared.out) == untimed(plain.out) and len(untimed(plain.out)) > 50
+    assert untimed(shared.out) == untimed(plain.out)
+    assert len(untimed(plain.out)) > 50
 
 
 class FakeWorker:
@@ -114,13 +124,18 @@ def test_an_interruption_ends_the_workers(monkeypatch):
 
     workers = [FakeWorker(None), FakeWorker(0)]
     monkeypatch.setattr(FakeWorker, "wait", interrupted)
-    monkeypatch.setattr(
-        local_workers, "start", lambda *_: started.append(workers[len(started)]) or started[-1]
-    )
+
+    def start_next(*_: Any) -> FakeWorker:
+        worker = workers[len(started)]
+        started.append(worker)
+        return worker
+
+    monkeypatch.setattr(local_workers, "start", start_next)
     with pytest.raises(KeyboardInterrupt):
         local_workers.run_local(Path(), CONFIG, [])
     assert [worker.code for worker in workers] == [-signal.SIGTERM, 0]
-    workers, started[:] = [FakeWorker(0), FakeWorker(1)], []
+    workers = [FakeWorker(0), FakeWorker(1)]
+    started.clear()
     assert local_workers.run_local(Path(), CONFIG, []) == [0, 1]
 
 
@@ -170,30 +185,37 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
     ids=lambda launcher: launcher[0],
 )
 def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
-    shared, plain = tmp_path / "shared", tmp_path / "plain"
-    own = signal.getsignal(signal.SIGTERM)
+    shared = tmp_path / "shared"
+    plain = tmp_path / "plain"
+    handler = signal.getsignal(signal.SIGTERM)
     workers = run_command(
         capsys, *TWO_SEEDS, *launcher, "launcher.workers=2", f"output_dir={shared}"
     )
-    signal.signal(signal.SIGTERM, own)  # Ray has one of its own
-    alone = run_command(capsys, *TWO_SEEDS, f"output_dir={plain}")
-    assert workers.code == alone.code == 0, workers.err
-    assert scores(shared) == scores(plain) and len(scores(plain)) == 3
-    assert untimed(workers.out) == untimed(alone.out)
+    signal.signal(signal.SIGTERM, handler)  # Ray has one of its own
+    ended_alone = run_command(capsys, *TWO_SEEDS, f"output_dir={plain}")
+    assert workers.code == ended_alone.code == 0, workers.err
+    assert scores(shared) == scores(plain)
+    assert len(scores(plain)) == 3
+    assert untimed(workers.out) == untimed(ended_alone.out)
     assert not list((shared / "workers").iterdir()), "no worker failed"
 
 
-NEEDS = {"ray": ["launcher=ray"], "submitit": ["launcher=submitit"], "wandb": ["logger=wandb"]}
-NEEDS |= {"peft": ["model.peft=adapter", "method=soft-prompt", "method=prefix-tuning"]}
+NEEDS = [
+    ("ray", "launcher=ray"),
+    ("submitit", "launcher=submitit"),
+    ("wandb", "logger=wandb"),
+    ("peft", "model.peft=adapter"),
+    ("peft", "method=soft-prompt"),
+    ("peft", "method=prefix-tuning"),
+]
 
 
-@pytest.mark.parametrize(
-    ("extra", "override"), [(key, one) for key, own in NEEDS.items() for one in own]
-)
+@pytest.mark.parametrize(("extra", "override"), NEEDS)
 def test_what_needs_a_package_is_refused_without_it(extra, override, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: None)
     ended = run_command(capsys, override, f"output_dir={tmp_path}")
-    assert ended.code == 2 and f"{override} needs a package" in ended.err
+    assert ended.code == 2
+    assert f"{override} needs a package" in ended.err
     assert f"pip install 'moe-lab[{extra}]'" in ended.err
     assert list(tmp_path.iterdir()) == []
 
@@ -201,13 +223,18 @@ def test_what_needs_a_package_is_refused_without_it(extra, override, capsys, mon
 def test_a_job_starts_its_worker_again_after_sigterm_and_is_queued_again_as_it_is(
     tmp_path, monkeypatch
 ):
-    """SLURM sends SIGTERM to all processes of a job, also where the job goes on. Broken by a job that is then done."""
+    """SLURM sends SIGTERM to all processes of a job, also where the job goes on.
+
+    Broken by a job that is then done.
+    """
     workers = iter([FakeWorker(143), FakeWorker(3)])
     monkeypatch.setattr(queued_workers, "start", lambda *_: next(workers))
-    assert Worker(tmp_path, ["method=roe"])(0) == 3 and next(workers, None) is None
+    assert Worker(tmp_path, ["method=roe"])(0) == 3
+    assert next(workers, None) is None
     worker = pickle.loads(pickle.dumps(Worker(tmp_path, ["method=roe"])))
-    again = worker.checkpoint(3)
-    assert again.function is worker and again.args == (3,)
+    second_checkpoint = worker.checkpoint(3)
+    assert second_checkpoint.function is worker
+    assert second_checkpoint.args == (3,)
     assert (worker.folder, worker.argv) == (tmp_path, ["method=roe"])
 
 
@@ -258,8 +285,8 @@ def test_what_another_process_holds_is_waited_for_last(done, capsys, runs, monke
     held_for(runs, 5, monkeypatch, done=done)
     ended = run_command(capsys, *SEEDS)
     assert ended.code == 0
-    own = ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
-    assert runs.executed == (own if done else [*own, HELD])
+    held_runs = ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
+    assert runs.executed == (held_runs if done else [*held_runs, HELD])
     assert ended.err.count(f"Waiting: {HELD} is held by process 7") == 1
     assert "seed=1" in ended.out, "its result is in the table"
 
@@ -267,8 +294,10 @@ def test_what_another_process_holds_is_waited_for_last(done, capsys, runs, monke
 def test_without_waiting_it_is_left_out(capsys, runs, monkeypatch):
     held_for(runs, 5, monkeypatch, done=True)
     ended = run_command(capsys, *SEEDS, "wait=false")
-    assert ended.code == RunHeldError.exit_code and "Waiting" not in ended.err
-    assert "seed=1" not in ended.out and len(runs.executed) == 2
+    assert ended.code == RunHeldError.exit_code
+    assert "Waiting" not in ended.err
+    assert "seed=1" not in ended.out
+    assert len(runs.executed) == 2
 
 
 def fail(folder: Path, error: Exception) -> None:
@@ -291,31 +320,39 @@ def test_a_worker_leaves_out_what_others_made_and_failed_at_and_ends_with_its_ow
     fail(Path("outputs/runs/tiny-roe-toy_math-0"), ResultsError("full"))
     runs.done.add(HELD)
     ended = run_command(capsys, *SEEDS)
-    assert runs.executed == ["tiny-roe-toy_math-2"] and not runs.summarized
-    assert ended.code == 0 and ended.out == "", (
-        "its command writes the tables and tells of failures"
-    )
+    assert runs.executed == ["tiny-roe-toy_math-2"]
+    assert not runs.summarized
+    assert ended.code == 0, "its command writes the tables and tells of failures"
+    assert ended.out == "", "its command writes the tables and tells of failures"
     runs.done.clear()
     runs.errors[HELD] = ResultsError("the disk is full")
     ended = run_command(capsys, *SEEDS)
-    assert ended.code == 1 and "Error: the disk is full" in ended.err and len(runs.executed) == 2
+    assert ended.code == 1
+    assert "Error: the disk is full" in ended.err
+    assert len(runs.executed) == 2
 
 
 def test_what_failed_in_a_worker_is_shown_and_tried_again_later(capsys, runs, attempt, monkeypatch):
     fail(Path("outputs/runs") / HELD, ResultsError("the disk is full"))
     ended = run_command(capsys, *SEEDS)
-    assert ended.code == 1 and f"{HELD}:\nError: the disk is full\n" in ended.err
+    assert ended.code == 1
+    assert f"{HELD}:\nError: the disk is full\n" in ended.err
     assert runs.executed == ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
-    for again in (partial(monkeypatch.setenv, ATTEMPT, "2"), partial(monkeypatch.delenv, ATTEMPT)):
-        again()  # another command with workers, and one without
+    for set_attempt in (
+        partial(monkeypatch.setenv, ATTEMPT, "2"),
+        partial(monkeypatch.delenv, ATTEMPT),
+    ):
+        set_attempt()  # another command with workers, and one without
         runs.done.discard(HELD)
-        assert run_command(capsys, *SEEDS).code == 0 and runs.executed.pop() == HELD
+        assert run_command(capsys, *SEEDS).code == 0
+        assert runs.executed.pop() == HELD
 
 
 def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(capsys, runs, tmp_path):
     """Its training, say, which is found out late, while the run is executed."""
     training = RunFolder(tmp_path / "training", "x")
-    execute, tries = runs.execute, []
+    execute = runs.execute
+    tries = []
 
     def busy(run: FakeRun, models: Any, **_: Any) -> Any:
         if run.run_id == HELD:
@@ -325,24 +362,36 @@ def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(capsys, runs
         return execute(run, models)
 
     looks = iter([True] * 5 + [False])
+
+    def is_held(folder: RunFolder) -> bool:
+        if folder.path != training.path:
+            return False
+        return next(looks)
+
     runs.execute = busy  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:
         install(patch, runs)
-        patch.setattr(
-            RunFolder, "is_held", lambda folder: folder.path == training.path and next(looks)
-        )
+        patch.setattr(RunFolder, "is_held", is_held)
         ended = run_command(capsys, *SEEDS)
-    assert ended.code == 0 and len(tries) == 2 and next(looks, None) is None
-    assert runs.executed[-1] == HELD and ended.err.count(HELD) == 1, "it is announced once"
+    assert ended.code == 0
+    assert len(tries) == 2
+    assert next(looks, None) is None
+    assert runs.executed[-1] == HELD, "it is announced once"
+    assert ended.err.count(HELD) == 1, "it is announced once"
 
 
 def test_workers_leave_what_is_timed_to_their_command(capsys, runs, monkeypatch):
     configs = [Config(method=get_method("roe").Config(name="roe"), seed=seed) for seed in (0, 1)]
-    jobs = [Job(one, runs=[runs.prepare(one)], timed=one.seed == 1) for one in configs]
+    jobs = [
+        Job(run_config, runs=[runs.prepare(run_config)], timed=run_config.seed == 1)
+        for run_config in configs
+    ]
     with monkeypatch.context() as patch:
         patch.setenv(attempts.WORKER, "1")
         attempts.run_all(jobs, ModelPool())
     assert runs.executed == ["tiny-roe-toy_math-0"]
     outcomes, failures = attempts.run_all(jobs, ModelPool())
-    assert len(outcomes) == 2 and not failures and runs.executed[1:] == ["tiny-roe-toy_math-1"]
+    assert len(outcomes) == 2
+    assert not failures
+    assert runs.executed[1:] == ["tiny-roe-toy_math-1"]
     assert "[2/2] tiny-roe-toy_math-1" in capsys.readouterr().err

@@ -1,7 +1,9 @@
-"""The work of a plan against what the command then does: the tokens that its models read, and its runs.
+"""The work of a plan against what the command then does: the tokens that its models read,
+and its runs.
 
-Broken by a total without its studies, by a control that the plan leaves out, by lm-eval's own code that reads a context for
-each answer, and by a training that is planned on two GPUs and refuses a second process.
+Broken by a total without its studies, by a control that the plan leaves out, by lm-eval's
+own code that reads a context for each answer, and by a training that is planned on two GPUs
+and refuses a second process.
 """
 
 from collections.abc import Callable
@@ -93,7 +95,10 @@ def test_trials_that_share_activations_read_at_most_what_is_planned(tokens_read,
 
 @pytest.mark.slow
 def test_the_base_run_of_a_plan_leaves_out_the_tuning_documents(tiny_olmoe_dir, tmp_path):
-    """AddSub's only split is both tuned on and evaluated. Two studies tune on the same documents."""
+    """AddSub's only split is both tuned on and evaluated.
+
+    Two studies tune on the same documents.
+    """
     small_data(tmp_path / "data")
     command = [
         f"model.path={tiny_olmoe_dir}",
@@ -115,10 +120,12 @@ def test_the_base_run_of_a_plan_leaves_out_the_tuning_documents(tiny_olmoe_dir, 
     ]
     plan = moe_lab.plan(command)
     frame = plan.frame().set_index("method")
-    assert plan.missing == 3 and frame.loc["roe", "seed"] == "2 after tuning"
+    assert plan.missing == 3
+    assert frame.loc["roe", "seed"] == "2 after tuning"
     results = moe_lab.run(command, quiet=True)
     base = results[0]["moe_lab"]["baseline"]["run_id"]
-    assert base.startswith(frame.loc["base", "run"]) and frame.loc["base", "examples"] == 8
+    assert base.startswith(frame.loc["base", "run"])
+    assert frame.loc["base", "examples"] == 8
 
 
 GPT2 = {"vocab_size": VOCAB, "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4}
@@ -131,22 +138,22 @@ CASES = [
     ("jamba", "roe", {"n": 2, "cache": "standard", "skip_layers": 0}),
     ("olmoe", "base", {}),
 ]
-"""Models, most of which lm-eval's own code or the recurrent engine runs, and methods with their keys."""
+"""Models and methods with their keys; most models run without the engine of a KV cache."""
 
 
 @pytest.mark.parametrize("case", first_fast(CASES, 4), ids=lambda case: "-".join(case[:2]))
 @pytest.mark.parametrize("task", first_fast(["toy_choice", "toy_math", "toy_text"], 2))
 def test_each_engine_reads_what_is_planned_for_it(case, task, tokenizer, tmp_path):
-    """lm-eval's own code reads a context again for each answer; the recurrent engine reads it once."""
+    """lm-eval's own code reads a context for each answer; the recurrent engine reads it once."""
     family, method, keys = case
     model = build("gpt2", GPT2) if family == "gpt2" else small_model(family)
     folder = save_model(model, tmp_path / "model", tokenizer)
-    more = {"gen_kwargs": {"max_gen_toks": 4, "until": ["never"]}} if task == "toy_math" else {}
-    asked = config(
-        folder, tmp_path, tmp_path / "out", task, method, method_keys=keys, limit=3, **more
+    settings = {"gen_kwargs": {"max_gen_toks": 4, "until": ["never"]}} if task == "toy_math" else {}
+    run_config = config(
+        folder, tmp_path, tmp_path / "out", task, method, method_keys=keys, limit=3, **settings
     )
-    run = prepare(replace(asked, baseline=False))
-    [row] = Plan([Job(asked, runs=[run])]).rows
+    run = prepare(replace(run_config, baseline=False))
+    [row] = Plan([Job(run_config, runs=[run])]).rows
     assert row.tokens == execute(run, ModelPool()).results.cost.tokens_in
 
 
@@ -176,7 +183,8 @@ def test_a_training_that_processes_cannot_share_has_to_fit_on_one_gpu(
     assert "too much" not in said(size / 0.89)
     too_small = said(size / 1.5)
     if optimizer == "adamw_torch":
-        assert "which takes 2 of" in too_small and "too much" not in too_small
+        assert "which takes 2 of" in too_small
+        assert "too much" not in too_small
     else:
         assert "which is too much for one GPU of" in too_small
         assert (
@@ -192,9 +200,11 @@ def test_the_largest_training_on_one_device_is_said_next_to_the_largest_run(monk
     plan = Plan([])
     plan.rows = [row, replace(row, gpu_memory=95 * 10**9, one_device="x trains in one process")]
     largest, training = plan.notes[-2:]
-    assert "at most 120 GB" in largest and "takes 2 of 80 GB" in largest
+    assert "at most 120 GB" in largest
+    assert "takes 2 of 80 GB" in largest
     assert training == (
-        "GPU memory of a training: 95 GB (model=tiny method=finetune-freeze), which is too much for one GPU of 80 GB, "
+        "GPU memory of a training: 95 GB (model=tiny method=finetune-freeze), which is too much "
+        "for one GPU of 80 GB, "
         "and x trains in one process. Use a GPU of at least 106 GB."
     )
 

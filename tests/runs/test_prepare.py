@@ -1,8 +1,9 @@
-"""Requests are refused before weights load, runs have the comparisons that can differ, and an id of what changes numbers.
+"""Requests are refused before weights load, runs have the comparisons that can differ,
+and an id of what changes numbers.
 
-Broken by: a setting that changes numbers and leaves the run id, or one that does not and enters it; generation settings
-without effect or with an impossible value; methods and metrics that a model's routers do not allow; a comparison whose
-answers are those of the base model by construction.
+Broken by: a setting that changes numbers and leaves the run id, or one that does not and enters it;
+generation settings without effect or with an impossible value; methods and metrics that a model's
+routers do not allow; a comparison whose answers are those of the base model by construction.
 """
 
 from contextlib import nullcontext
@@ -63,8 +64,8 @@ def roe(tiny_olmoe_dir: Path, data: Path, tmp_path: Path) -> Config:
     return config(tiny_olmoe_dir, data, tmp_path, "addsub", "roe", method_keys={"n": 2}, limit=5)
 
 
-def run_id(one: Config) -> str:
-    return prepare(one).run_id
+def run_id(run_config: Config) -> str:
+    return prepare(run_config).run_id
 
 
 RUNTIME_CHANGES: dict[str, Any] = {
@@ -111,15 +112,15 @@ def test_fields_that_change_numbers_change_the_id(roe, change):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first_keys", "second_keys"),
     [
         ({}, {"skip_layers": 1}),
         ({"temperature": 1}, {"temperature": [0, 1.0, 1.0, 0], "skip_layers": 1}),
         ({"temperature": 0}, {"temperature": 0.0, "skip_layers": 1}),
     ],
 )
-def test_two_spellings_of_one_method_are_one_run(roe, one, other):
-    assert run_id(with_method(roe, one)) == run_id(with_method(roe, other))
+def test_two_spellings_of_one_method_are_one_run(roe, first_keys, second_keys):
+    assert run_id(with_method(roe, first_keys)) == run_id(with_method(roe, second_keys))
 
 
 ROE_CHANGES: dict[str, dict[str, Any]] = {
@@ -140,14 +141,14 @@ def test_every_setting_and_the_numerics_of_the_method_count(roe, monkeypatch):
     """A new key of `RoE.Config` belongs here."""
     assert {*ROE_CHANGES, "name"} == {field.name for field in fields(roe.method)}
     ids = {name: run_id(with_method(roe, change)) for name, change in ROE_CHANGES.items()}
-    known = {run_id(roe), *ids.values()}
-    assert len(known) == len(ids) + 1
+    known_ids = {run_id(roe), *ids.values()}
+    assert len(known_ids) == len(ids) + 1
     monkeypatch.setattr(RoE, "numerics", 99)
-    assert run_id(roe) not in known
+    assert run_id(roe) not in known_ids
 
 
-def with_method(one: Config, keys: dict[str, Any]) -> Config:
-    return replace(one, method=replace(one.method, **keys))
+def with_method(run_config: Config, keys: dict[str, Any]) -> Config:
+    return replace(run_config, method=replace(run_config.method, **keys))
 
 
 def test_the_seed_is_nothing_to_a_method_without_randomness(tiny_olmoe_dir, data, tmp_path):
@@ -173,9 +174,9 @@ def test_folder_names_are_safe():
         model=ModelConfig(name="a/b c:d"), method=method, task=TaskConfig(name=["x y", "z"] * 30)
     )
     name = run_name(odd, "0123456789abcdef")
-    assert (
-        name.startswith("a-b-c-d-roe-x-y-z-x-y") and name.endswith("-01234567") and len(name) < 100
-    )
+    assert name.startswith("a-b-c-d-roe-x-y-z-x-y")
+    assert name.endswith("-01234567")
+    assert len(name) < 100
 
 
 # Refused requests
@@ -240,14 +241,14 @@ def test_what_is_honoured_passes():
 def test_a_vote_between_equal_answers_is_refused(method, sampled, refused):
     config = Config(task=TaskConfig(self_consistency=3), method=get_method(method).Config())
     task = SimpleNamespace(get_config={"generation_kwargs": {"do_sample": sampled}}.get)
-    found = get_method(method)(config.method)
+    method_found = get_method(method)(config.method)
     with (
         pytest.raises(ConfigError, match=f"all answers of method={method}")
         if refused
         else nullcontext()
     ):
-        check_votes(found, config, {"tasks": {"x": task}})
-    check_votes(found, Config(method=config.method), {"tasks": {"x": SimpleNamespace()}})
+        check_votes(method_found, config, {"tasks": {"x": task}})
+    check_votes(method_found, Config(method=config.method), {"tasks": {"x": SimpleNamespace()}})
 
 
 PER_TOKEN = ("roe", "c3po", "c2r", "steer", "icl")
@@ -279,8 +280,8 @@ def test_methods_on_routers_that_do_not_decide_for_single_tokens(router, tmp_pat
     for name in PER_TOKEN + OTHERS:
         method = get_method(name)(get_method(name).Config())
         if name in PER_TOKEN and router != "token":
-            told = r"routing of single tokens: its (router|experts)[^!]*method=base"
-            with pytest.raises(ModelError, match=told):
+            message = r"routing of single tokens: its (router|experts)[^!]*method=base"
+            with pytest.raises(ModelError, match=message):
                 check_router(method, facts)
         else:
             check_router(method, facts)
@@ -289,8 +290,8 @@ def test_methods_on_routers_that_do_not_decide_for_single_tokens(router, tmp_pat
     if router == "token":
         expert.check(base, config, facts, {"tasks": {}})
     else:
-        told = "metrics=expert reads and changes the routing of single tokens"
-        with pytest.raises(ConfigError, match=told):
+        message = "metrics=expert reads and changes the routing of single tokens"
+        with pytest.raises(ConfigError, match=message):
             expert.check(base, config, facts, {"tasks": {}})
 
 
@@ -298,10 +299,23 @@ def test_methods_on_routers_that_do_not_decide_for_single_tokens(router, tmp_pat
 
 
 PROFILE = Profile(
-    model="m", task="t", study="s", tuning="grid", metric="perplexity", n=1, trials=2, trial=1, score=1.0,
-    untuned_score=2.0, split="train", samples={"t": [1]}, documents=["a"], temperature=[], calibrated_scale=1.1,
+    model="m",
+    task="t",
+    study="s",
+    tuning="grid",
+    metric="perplexity",
+    n=1,
+    trials=2,
+    trial=1,
+    score=1.0,
+    untuned_score=2.0,
+    split="train",
+    samples={"t": [1]},
+    documents=["a"],
+    temperature=[],
+    calibrated_scale=1.1,
     settings={"beta": 0.5, "rank": 2, "alpha": 0.1, "cache": "clean"},
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +331,12 @@ def test_calibration_is_compared_where_it_has_an_effect(
 ):
     """A logit scale changes no greedy answer."""
     (tmp_path / "best.yaml").write_text(PROFILE.text())
-    given = {"method_keys": {"profile": str(tmp_path / "best.yaml")}, "num_fewshot": 0, "limit": 2}
+    changes = {
+        "method_keys": {"profile": str(tmp_path / "best.yaml")},
+        "num_fewshot": 0,
+        "limit": 2,
+    }
     data = small_data(tmp_path / "data")
-    run = prepare(config(tiny_olmoe_dir, data, tmp_path / "out", task, "scmoe", **given, **keys))
-    assert list(run.comparisons) == compared and run.baseline is not None
+    run = prepare(config(tiny_olmoe_dir, data, tmp_path / "out", task, "scmoe", **changes, **keys))
+    assert list(run.comparisons) == compared
+    assert run.baseline is not None

@@ -1,6 +1,8 @@
-"""Results in a folder that cannot be written, such as a colleague's: they are planned, shown and reported on, and nothing new is
-computed. Broken by a check that asks every mode for a folder to write, a lock that has to be written to be looked at, a
-figure or a page that is written, and weights that load before the folder is refused.
+"""Results in a folder that cannot be written, such as a colleague's: they are planned,
+shown and reported on, and nothing new is computed.
+
+Broken by a check that asks every mode for a folder to write, a lock that has to be written to be
+looked at, a figure or a page that is written, and weights that load before the folder is refused.
 """
 
 import os
@@ -23,11 +25,11 @@ EXPERIMENT = ["experiment=roe/figure7", "limit=2", "tuning.n_trials=2", "task=to
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file and folder, with its size and the time at which it was written."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         status = path.stat()
-        found[str(path)] = status.st_size, status.st_mtime_ns
-    return found
+        files[str(path)] = status.st_size, status.st_mtime_ns
+    return files
 
 
 @pytest.fixture
@@ -35,30 +37,36 @@ def stored(tmp_path, capsys, monkeypatch) -> Path:
     """The output folder of COMMAND, which os.access then says cannot be written."""
     folder = tmp_path / "outputs"
     assert run_command(capsys, *COMMAND, f"output_dir={folder}").code == 0
-    asked = os.access
+    access_of_os = os.access
 
     def access(path, mode, **options) -> bool:
         inside = Path(path).is_relative_to(folder)
-        return asked(path, mode, **options) and not (inside and mode & os.W_OK)
+        return access_of_os(path, mode, **options) and not (inside and mode & os.W_OK)
 
     monkeypatch.setattr(os, "access", access)
     return folder
 
 
 def test_stored_results_need_no_folder_to_write(stored, capsys, loads):
-    before, place = files_of(stored), f"output_dir={stored}"
+    before = files_of(stored)
+    place = f"output_dir={stored}"
     plan = run_command(capsys, *COMMAND, place, "mode=plan")
-    assert plan.code == 0 and "To run: 0" in plan.out
-    more = run_command(capsys, *COMMAND, place, "mode=plan", "method.n=3")
-    assert more.code == 0 and "To run: 2" in more.out
-    assert f"{stored} is not writable: to run this, choose another output_dir=." in more.out
+    assert plan.code == 0
+    assert "To run: 0" in plan.out
+    plan_of_more = run_command(capsys, *COMMAND, place, "mode=plan", "method.n=3")
+    assert plan_of_more.code == 0
+    assert "To run: 2" in plan_of_more.out
+    assert f"{stored} is not writable: to run this, choose another output_dir=." in plan_of_more.out
     for mode in ("run", "report"):
-        shown = run_command(capsys, *COMMAND, place, f"mode={mode}")
-        assert shown.code == 0 and f"{stored} is not writable: no page is written." in shown.err
-        assert "difference" in shown.out and "report.html" not in shown.out
+        shown_output = run_command(capsys, *COMMAND, place, f"mode={mode}")
+        assert shown_output.code == 0
+        assert f"{stored} is not writable: no page is written." in shown_output.err
+        assert "difference" in shown_output.out
+        assert "report.html" not in shown_output.out
     loads.clear()
     refused = run_command(capsys, *COMMAND, place, "method.n=3")
-    assert refused.code == 2 and loads == []
+    assert refused.code == 2
+    assert loads == []
     message = f"output_dir={stored}: {stored} is not writable. Choose another folder."
     assert message in refused.err
     assert files_of(stored) == before
@@ -67,7 +75,9 @@ def test_stored_results_need_no_folder_to_write(stored, capsys, loads):
 def test_an_output_folder_that_is_a_file_is_refused_before_weights_load(tmp_path, capsys, loads):
     (tmp_path / "file").write_text("")
     refused = run_command(capsys, *COMMAND, f"output_dir={tmp_path / 'file' / 'outputs'}")
-    assert refused.code == 2 and "is a file. Choose another folder." in refused.err and loads == []
+    assert refused.code == 2
+    assert "is a file. Choose another folder." in refused.err
+    assert loads == []
     assert (
         run_command(
             capsys, *COMMAND, f"output_dir={tmp_path / 'file' / 'outputs'}", "mode=plan"
@@ -88,7 +98,10 @@ def test_a_lock_that_is_only_read_is_seen(tmp_path):
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[list[str]]:
-    """A folder without permission to write, and a beginning of commands that permissions bind even as root."""
+    """A folder without permission to write.
+
+    The value begins commands so that permissions bind even root.
+    """
     before = {path: path.stat().st_mode for path in (folder, *folder.rglob("*"))}
     for path, mode in before.items():
         path.chmod(mode & ~0o222)

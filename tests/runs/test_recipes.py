@@ -1,5 +1,7 @@
-"""Models that are trained on first use. Broken by: a training that is made twice, seeds that share a model, a baseline of
-another seed's model, a run of the embedded model where the trained one is missing.
+"""Models that are trained on first use.
+
+Broken by: a training that is made twice, seeds that share a model, a baseline of another seed's
+model, a run of the embedded model where the trained one is missing.
 """
 
 import json
@@ -70,7 +72,8 @@ def weights_and_results(output: Path) -> tuple[bytes, dict]:
 
 @pytest.mark.slow
 def test_the_same_training_gives_the_same_bytes(tmp_path):
-    """Weights and results of two interpreters, this one included, whose sets of texts have other orders."""
+    """Weights and results of two interpreters, this one included, which order
+    sets of texts differently."""
     own_folder = tmp_path / "own"
     other_folder = tmp_path / "other"
     command = [*MODEL_AND_TASK, "method=base"]
@@ -135,8 +138,8 @@ def test_each_seed_has_a_model_of_its_own(tmp_path, capsys, monkeypatch):
     assert summary["run_ids"] == [block["run_id"] for block in blocks]
 
     trained = training_times(tmp_path)
-    again = run_command(capsys, *TWO_SEEDS, *TUNING)
-    assert again.out == ended.out
+    second_run = run_command(capsys, *TWO_SEEDS, *TUNING)
+    assert second_run.out == ended.out
     assert training_times(tmp_path) == trained
 
     base = run_command(capsys, *MODEL_AND_TASK, "seeds=2", "method=base")

@@ -1,7 +1,8 @@
-"""The numbers that a command shows, on the embedded model: rounding, the asked metric, seeds, and families of comparisons.
+"""The numbers that a command shows, on the embedded model: rounding, the asked metric, seeds,
+and families of comparisons.
 
-Broken by rounding that is called significant, a metric or a seed of another request, a p that an option changes, and a stored
-result that is parsed twice.
+Broken by rounding that is called significant, a metric or a seed of another request,
+a p that an option changes, and a stored result that is parsed twice.
 """
 
 import json
@@ -34,28 +35,30 @@ def test_the_same_model_in_other_shapes_is_equal(tmp_path, capsys, seeds):
     """In float32; the differences are 1e-6 and less, and not 0."""
     command = [*NULL, f"seeds={seeds}", f"output_dir={tmp_path}"]
     ended = run_command(capsys, *command)
-    assert "equal: within rounding" in ended.out and "significantly" not in ended.out
-    found = frame(*command)
-    compared = found[found["compared_with"].notna()]
-    assert (compared["difference"] != 0).any() and compared["difference"].abs().max() < 1e-4
-    assert (
-        compared["p"].isna().all()
-        and compared["family"].isna().all()
-        and compared["test"].isna().all()
-    )
+    assert "equal: within rounding" in ended.out
+    assert "significantly" not in ended.out
+    rows = frame(*command)
+    compared = rows[rows["compared_with"].notna()]
+    assert (compared["difference"] != 0).any()
+    assert compared["difference"].abs().max() < 1e-4
+    assert compared["p"].isna().all()
+    assert compared["family"].isna().all()
+    assert compared["test"].isna().all()
     assert compared["notes"].str.contains("equal").all()
     page = (tmp_path / "report.html").read_text()
-    assert "within rounding" in page and "significantly" not in page
+    assert "within rounding" in page
+    assert "significantly" not in page
 
 
 @pytest.mark.slow
 def test_the_bound_of_bfloat16_is_measured_once(tmp_path):
     command = [*NULL, "dtype=bfloat16", f"output_dir={tmp_path}"]
-    found = frame(*command)
+    rows = frame(*command)
     base, roe = (block_of(tmp_path, name) for name in ("base", "roe"))
     assert 0 < base["rounding"] == roe["rounding"]
-    [row] = found[found["method"] == "roe"].to_dict("records")
-    assert "equal" in row["notes"] and pd.isna(row["p"])
+    [row] = rows[rows["method"] == "roe"].to_dict("records")
+    assert "equal" in row["notes"]
+    assert pd.isna(row["p"])
     frame(*command[:-1], f"output_dir={tmp_path}", "rerun=true")
     assert block_of(tmp_path, "base") == base, "a stored base run keeps its bound"
 
@@ -64,12 +67,13 @@ def test_the_bound_of_bfloat16_is_measured_once(tmp_path):
 def test_the_request_decides_which_metric_is_shown(tmp_path, capsys):
     common = ["task=toy_text", "limit=4", f"output_dir={tmp_path}"]
     run_command(capsys, "method=base", "task.metric=bits_per_byte,none", *common)
-    shown = run_command(capsys, "method=roe", "method.n=2", *common).out
-    assert "metric=word_perplexity,none" in shown and "bits_per_byte" not in shown
-    asked = run_command(capsys, "method=base", "task.metric=byte_perplexity,none", *common)
-    assert "metric=byte_perplexity,none" in asked.out
-    found = frame("method=base", "task.metric=bits_per_byte,none", *common)
-    assert set(found["metric"]) == {"bits_per_byte,none"}
+    output = run_command(capsys, "method=roe", "method.n=2", *common).out
+    assert "metric=word_perplexity,none" in output
+    assert "bits_per_byte" not in output
+    ended = run_command(capsys, "method=base", "task.metric=byte_perplexity,none", *common)
+    assert "metric=byte_perplexity,none" in ended.out
+    rows = frame("method=base", "task.metric=bits_per_byte,none", *common)
+    assert set(rows["metric"]) == {"bits_per_byte,none"}
 
 
 def test_two_headline_metrics_of_one_run_are_refused(tmp_path, capsys):
@@ -81,15 +85,13 @@ def test_two_headline_metrics_of_one_run_are_refused(tmp_path, capsys):
         "task.metric='word_perplexity,none','bits_per_byte,none'",
     ]
     ended = run_command(capsys, *grid, f"output_dir={tmp_path}")
-    assert (
-        ended.code == 2
-        and "word_perplexity,none and bits_per_byte,none are of one run" in ended.err
-    )
+    assert ended.code == 2
+    assert "word_perplexity,none and bits_per_byte,none are of one run" in ended.err
 
 
 @pytest.mark.slow
 def test_seeds_of_trained_models_have_a_label(tmp_path, capsys):
-    """method=base has no randomness of its own; the three models differ by the seed of their training."""
+    """method=base has no randomness; the three models differ by the seed of their training."""
     command = [
         "-m",
         "method=base",
@@ -110,14 +112,18 @@ def test_controls_and_expert_metrics_leave_the_p_of_scores_alone(tmp_path, capsy
     command = ["method=calibration", "method.logit_scale=0.5", "task=toy_choice", "limit=6"]
     command += [f"output_dir={tmp_path}"]
 
-    def families(*more: str) -> dict[str, set[tuple[float, int]]]:
-        found = frame(*command, *more)
-        tested = found[found["p_holm"].notna()]
+    def families(*options: str) -> dict[str, set[tuple[float, int]]]:
+        rows = frame(*command, *options)
+        tested = rows[rows["p_holm"].notna()]
         groups = tested.groupby("question")
-        return {name: set(zip(own["p_holm"], own["family"], strict=True)) for name, own in groups}
+        return {
+            name: set(zip(group["p_holm"], group["family"], strict=True)) for name, group in groups
+        }
 
-    alone, measured = families(), families("metrics=expert")
-    assert alone["scores"] == measured["scores"] and {count for _, count in alone["scores"]} == {1}
+    p_alone = families()
+    measured = families("metrics=expert")
+    assert p_alone["scores"] == measured["scores"]
+    assert {count for _, count in p_alone["scores"]} == {1}
     ended = run_command(capsys, *command, "metrics=expert")
     assert "(scores: 1, expert metrics: " in " ".join(ended.out.split())
 
@@ -145,19 +151,22 @@ TASKS = ("toy_text", "toy_math", "toy_choice")
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_no_method_that_is_the_base_model_differs_from_it(task, tmp_path):
-    """Broken by a p for rounding. In bfloat16 greedy tokens may flip: answers change, and none of it is significant.
+    """Broken by a p for rounding. In bfloat16 greedy tokens may flip: answers change,
+    and none of it is significant.
 
     Each pair of a method, a task and a dtype occurs.
     """
     for number, (name, keys) in enumerate(SAME.items()):
         dtype = ("bfloat16", "float32")[(number + TASKS.index(task)) % 2]
-        found = frame(*keys, f"task={task}", f"dtype={dtype}", "limit=8", f"output_dir={tmp_path}")
-        [row] = found[found["compared_with"] == "base"].to_dict("records")
+        rows = frame(*keys, f"task={task}", f"dtype={dtype}", "limit=8", f"output_dir={tmp_path}")
+        [row] = rows[rows["compared_with"] == "base"].to_dict("records")
         if task == "toy_text":
-            assert "equal" in row["notes"] and pd.isna(row["p_holm"]), name
+            assert "equal" in row["notes"], name
+            assert pd.isna(row["p_holm"]), name
         else:
             assert row["p_holm"] > 0.05, name
-            assert pd.notna(row["to_right"]) and pd.notna(row["to_wrong"]), name
+            assert pd.notna(row["to_right"]), name
+            assert pd.notna(row["to_wrong"]), name
             if dtype == "float32":
                 assert (row["to_right"], row["to_wrong"]) == (0, 0), name
 

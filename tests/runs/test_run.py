@@ -1,5 +1,5 @@
-"""Breaks if a run's result depends on interruptions, if work is done twice, if a wrong result is returned, or if what is short
-while running gives a traceback.
+"""Breaks if a run's result depends on interruptions, if work is done twice, if a wrong result
+is returned, or if what is short while running gives a traceback.
 """
 
 import json
@@ -46,20 +46,20 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def roe(tiny_olmoe_dir: Path, data: Path, tmp_path: Path) -> Config:
-    """RoE on ten multiple choice questions of three choices: 30 requests, and 30 of its baseline."""
+    """RoE on ten questions of three choices: 30 requests, and 30 of its baseline."""
     keys = {"n": 2, "temperature": 2.0}
     return config(
         tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys=keys, num_fewshot=2
     )
 
 
-def run(one: Config) -> Outcome:
-    return execute(prepare(one), ModelPool())
+def run(run_config: Config) -> Outcome:
+    return execute(prepare(run_config), ModelPool())
 
 
 def numbers(results: RunResult | dict[str, Any]) -> dict[str, Any]:
-    """A result without what an interruption may change: what was spent, and the share of changed routings, which is
-    counted over all that was computed."""
+    """A result without what an interruption may change: what was spent, and the share of changed
+    routings, which is counted over all that was computed."""
     block = {key: value for key, value in results["moe_lab"].items() if key not in ("cost", "roe")}
     content = results.content if isinstance(results, RunResult) else results
     return content | {"moe_lab": block}
@@ -99,9 +99,19 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 @pytest.mark.slow
 def test_a_run_writes_what_the_contract_says(roe):
     outcome = run(replace(roe, limit=7, seed=3, overrides=["method=roe"]))
+    assert_files(outcome, Path(roe.output_dir))
+    assert_block_keys(outcome)
+    assert_settings(outcome, Path(str(roe.data_dir)))
+    assert_comparison(outcome)
+    assert_cost(outcome.results["moe_lab"]["cost"])
+
+
+def assert_files(outcome: Outcome, output_dir: Path) -> None:
+    """The run's folder has the documented files."""
     folder = outcome.run.folder
-    assert outcome.path == folder / "results.json" and not outcome.stored
-    assert folder.parent == Path(roe.output_dir) / "runs"
+    assert outcome.path == folder / "results.json"
+    assert not outcome.stored
+    assert folder.parent == output_dir / "runs"
     assert folder.name == f"small-roe-arc_easy-{outcome.run.run_id[:8]}"
     assert json.loads(outcome.path.read_text()) == outcome.results.content
     assert not (folder / "status.json").exists()
@@ -110,63 +120,66 @@ def test_a_run_writes_what_the_contract_says(roe):
     lines = [
         json.loads(line) for line in (folder / "samples_arc_easy.jsonl").read_text().splitlines()
     ]
-    assert [line["doc_id"] for line in lines] == outcome.run.samples["arc_easy"] and len(lines) == 7
+    assert [line["doc_id"] for line in lines] == outcome.run.samples["arc_easy"]
+    assert len(lines) == 7
     assert lines[0]["arguments"]["gen_args_0"]["arg_1"] == " red"
     assert len((folder / "responses.jsonl").read_text().splitlines()) >= 22
 
+
+def assert_block_keys(outcome: Outcome) -> None:
     block = outcome.results["moe_lab"]
-    untouched = outcome.run.compared_runs["baseline"].stored()
-    assert block["seed"] == 3 and untouched is not None and untouched["moe_lab"]["seed"] is None
-    assert set(block) == {
-        *(
-            "schema_version",
-            "run_id",
-            "status",
-            "partial",
-            "model",
-            "method",
-            "task",
-            "seed",
-            "overrides",
-        ),
-        *(
-            "versions",
-            "statistics",
-            "rounding",
-            "samples",
-            "cost",
-            "intervals",
-            "baseline",
-            "paired",
-            "roe",
-        ),
-    } | ({"untuned"} & set(block))
-    assert (
-        block["schema_version"] == 1 and block["status"] == "success" and block["partial"] is True
+    keys = (
+        "schema_version run_id status partial model method task seed overrides versions statistics "
+        "rounding samples cost intervals baseline paired roe"
     )
-    data = {"arc_easy": f"files in {Path(str(roe.data_dir)) / 'arc_easy'}"}
+    assert set(block) - {"untuned"} == set(keys.split())
+    assert block["schema_version"] == 1
+    assert block["status"] == "success"
+    assert block["partial"] is True
+
+
+def assert_settings(outcome: Outcome, data_dir: Path) -> None:
+    """Seed, task, samples and model are stored; the base model has no seed."""
+    block = outcome.results["moe_lab"]
+    base_results = outcome.run.compared_runs["baseline"].stored()
+    assert block["seed"] == 3
+    assert base_results is not None
+    assert base_results["moe_lab"]["seed"] is None
+    data = {"arc_easy": f"files in {data_dir / 'arc_easy'}"}
     assert block["task"] == {
         "name": "arc_easy",
         "tasks": ["arc_easy"],
         "data": data,
         "metric": "acc,none",
     }
-    assert block["samples"] == outcome.run.samples and len(block["samples"]["arc_easy"]) == 7
-    assert (
-        block["model"]["attn_implementation"] == "sdpa" and block["model"]["experts_implementation"]
-    )
-    assert block["model"]["family"] == "olmoe" and block["model"]["moe_layers"] == 4
+    assert block["samples"] == outcome.run.samples
+    assert len(block["samples"]["arc_easy"]) == 7
+    assert block["model"]["attn_implementation"] == "sdpa"
+    assert block["model"]["experts_implementation"]
+    assert block["model"]["family"] == "olmoe"
+    assert block["model"]["moe_layers"] == 4
+
+
+def assert_comparison(outcome: Outcome) -> None:
+    """The difference is that of the two scores, and both have intervals."""
+    block = outcome.results["moe_lab"]
     paired = block["paired"]["arc_easy"][METRIC]
     scores = outcome.results["results"]["arc_easy"]
-    assert paired["n"] == 7 and len(paired["ci95"]) == 2 and 0 <= paired["p_mcnemar"] <= 1
+    assert paired["n"] == 7
+    assert len(paired["ci95"]) == 2
+    assert 0 <= paired["p_mcnemar"] <= 1
     base = block["baseline"]["results"]["arc_easy"][METRIC]
     assert paired["difference"] == pytest.approx(scores[METRIC] - base)
     low, high = block["intervals"]["arc_easy"][METRIC]
     assert low <= scores[METRIC] <= high
-    cost = block["cost"]
-    assert cost["tokens_in"] > 0 and cost["wall_seconds"] > 0 and cost["peak_memory_bytes"] > 0
-    assert cost["device"] == "cpu" and cost["energy_joules"] is None
-    assert not {"c3po", "tuning"} & set(block)
+
+
+def assert_cost(cost: dict[str, Any]) -> None:
+    assert cost["tokens_in"] > 0
+    assert cost["wall_seconds"] > 0
+    assert cost["peak_memory_bytes"] > 0
+    assert cost["device"] == "cpu"
+    assert cost["energy_joules"] is None
 
 
 def test_intervals_of_earlier_methods_are_made_anew_without_the_model(roe, calls, loads):
@@ -175,14 +188,15 @@ def test_intervals_of_earlier_methods_are_made_anew_without_the_model(roe, calls
     stored["moe_lab"]["paired"]["arc_easy"][METRIC]["ci95"] = [0.0, 0.0]
     del stored["moe_lab"]["statistics"]
     first.path.write_text(json.dumps(stored))
-    shown = first.run.stored()
-    assert shown is not None
-    assert "older-intervals" in marks_of(shown)
-    asked, loaded = len(calls()), len(loads)
-    again = run(replace(roe, limit=3)).results
-    assert (len(calls()), len(loads)) == (asked, loaded)
-    assert numbers(again) == numbers(first.results)
-    assert "older-intervals" not in marks_of(again)
+    shown_results = first.run.stored()
+    assert shown_results is not None
+    assert "older-intervals" in marks_of(shown_results)
+    call_count = len(calls())
+    loaded = len(loads)
+    second_results = run(replace(roe, limit=3)).results
+    assert (len(calls()), len(loads)) == (call_count, loaded)
+    assert numbers(second_results) == numbers(first.results)
+    assert "older-intervals" not in marks_of(second_results)
 
 
 def test_progress_names_each_run(roe, monkeypatch):
@@ -190,49 +204,56 @@ def test_progress_names_each_run(roe, monkeypatch):
     titles = []
 
     class Noted(Progress):
-        def __init__(self, *given: Any, **keys: Any):
-            super().__init__(*given, **keys)
+        def __init__(self, *arguments: Any, **keys: Any):
+            super().__init__(*arguments, **keys)
             titles.append(self.title)
 
     monkeypatch.setattr(lm, "Progress", Noted)
     done = run(replace(roe, limit=2)).run
     assert done.baseline is not None
-    assert titles == [f"{each.folder.name}: loglikelihood" for each in (done.baseline, done)]
+    assert titles == [
+        f"{run_of_title.folder.name}: loglikelihood" for run_of_title in (done.baseline, done)
+    ]
 
 
 @pytest.mark.slow
 def test_a_damaged_result_of_the_baseline_is_made_again(roe, calls):
-    """Broken by a stored result that is returned while the one that it is compared with stays damaged."""
+    """Broken by a returned result whose comparison's stored result stays damaged."""
     small = replace(roe, limit=2)
-    first, asked = run(small), len(calls())
+    first = run(small)
+    call_count = len(calls())
     baseline = first.run.baseline
-    assert baseline is not None and run(small).stored
+    assert baseline is not None
+    assert run(small).stored
     whole = baseline.stored()
     (baseline.folder / "results.json").write_text('{"text": 1}')
-    again, made = run(small), baseline.stored()
-    assert whole is not None and made is not None
-    assert (
-        made["results"] == whole["results"] and again.results["results"] == first.results["results"]
-    )
-    assert len(calls()) == asked and run(small).stored
+    second_outcome = run(small)
+    made = baseline.stored()
+    assert whole is not None
+    assert made is not None
+    assert made["results"] == whole["results"]
+    assert second_outcome.results["results"] == first.results["results"]
+    assert len(calls()) == call_count
+    assert run(small).stored
 
 
 @pytest.mark.slow
 def test_a_baseline_comes_later_and_rerun_computes_again(roe, calls):
-    alone = run(replace(roe, baseline=False))
-    assert "baseline" not in alone.results["moe_lab"] and len(calls()) == 30
-    both = run(roe)
-    assert both.results["moe_lab"]["paired"] and len(calls()) == 60, (
-        "only the baseline was computed"
-    )
-    assert both.results["results"] == alone.results["results"]
-    cost = both.results["moe_lab"]["cost"]
-    assert cost == alone.results["moe_lab"]["cost"]
+    without_baseline = run(replace(roe, baseline=False))
+    assert "baseline" not in without_baseline.results["moe_lab"]
+    assert len(calls()) == 30
+    with_baseline = run(roe)
+    assert with_baseline.results["moe_lab"]["paired"], "only the baseline was computed"
+    assert len(calls()) == 60, "only the baseline was computed"
+    assert with_baseline.results["results"] == without_baseline.results["results"]
+    cost = with_baseline.results["moe_lab"]["cost"]
+    assert cost == without_baseline.results["moe_lab"]["cost"]
     assert run(replace(roe, baseline=False)).stored
-    again = run(replace(roe, rerun=True))
-    assert not again.stored and numbers(again.results) == numbers(both.results)
+    second_outcome = run(replace(roe, rerun=True))
+    assert not second_outcome.stored
+    assert numbers(second_outcome.results) == numbers(with_baseline.results)
     assert len(calls()) == 90, "the baseline is not run again"
-    assert not list(again.run.folder.glob("*rerun*"))
+    assert not list(second_outcome.run.folder.glob("*rerun*"))
 
 
 @pytest.mark.slow
@@ -249,17 +270,19 @@ def test_a_log_of_samples_that_lacks_lines_is_made_again_without_a_model(
     file.write_text("".join(text.splitlines(keepends=True)[:lines]))
     if whose == "baseline":
         whole.path.unlink()
-    again = run(roe)
-    assert numbers(again.results) == numbers(whole.results)
-    assert again.results["moe_lab"]["paired"]["arc_easy"][METRIC]["n"] == 10
-    assert file.read_text() == text and len(calls()) == computed
+    second_outcome = run(roe)
+    assert numbers(second_outcome.results) == numbers(whole.results)
+    assert second_outcome.results["moe_lab"]["paired"]["arc_easy"][METRIC]["n"] == 10
+    assert file.read_text() == text
+    assert len(calls()) == computed
     assert f"{file} is damaged: {lines} lines" in capsys.readouterr().err
 
 
 def test_base_is_its_own_run(roe):
     baseline: Any = prepare(replace(roe, seed=3, seeds=2, rerun=True)).baseline
     base = prepare(replace(roe, method=baseline.config.method))
-    assert base.baseline is None and base.run_id == baseline.run_id
+    assert base.baseline is None
+    assert base.run_id == baseline.run_id
     assert (
         replace(base.config, seeds=1, baseline=False, overrides=["method=base"]) == baseline.config
     )
@@ -276,11 +299,12 @@ def test_a_model_is_loaded_once_and_freed_for_the_next(roe, loads):
 
 
 KILLS = ["before 3", "after 12", "samples", "results", "after 2", "before 28", "samples", "results"]
-"""Before or after the n-th answer of a process is logged, and when samples or the result are written: the first
-four meet the baseline, the others the run. "before 28" leaves its last answer but one computed and not logged."""
+"""Before or after the n-th answer of a process is logged, and when samples or the result
+are written: the first four meet the baseline, the others the run. "before 28" leaves its last
+answer but one computed and not logged."""
 
 
-def _killed(one: Config, kill: str, file: Path) -> None:
+def _killed(run_config: Config, kill: str, file: Path) -> None:
     """In a child: execute, and end by SIGKILL at the given moment."""
     from moe_lab.runs import execute as evaluation
 
@@ -296,15 +320,20 @@ def _killed(one: Config, kill: str, file: Path) -> None:
             if moment == place and answered[place] == int(count):
                 die()
 
-        EngineLM.answer = watched(lambda *_: die_at("before"), lambda: die_at("after"))  # type: ignore[method-assign]
+        answer = watched(lambda *_: die_at("before"), lambda: die_at("after"))
+        EngineLM.answer = answer  # type: ignore[method-assign]
     if moment == "samples":
         evaluation.write_samples = lambda *_: die()
     if moment == "results":
         write_json = evaluation.write_json
-        evaluation.write_json = lambda path, content: (
-            die() if path.name == "results.json" else write_json(path, content)
-        )
-    run(one)
+
+        def die_at_results(path: Path, content: Any) -> None:
+            if path.name == "results.json":
+                die()
+            write_json(path, content)
+
+        evaluation.write_json = die_at_results
+    run(run_config)
 
 
 @pytest.mark.slow
@@ -319,17 +348,20 @@ def test_kill_9_at_any_moment_and_the_same_command(roe, tmp_path, calls):
         assert child.exitcode == -signal.SIGKILL, kill
     outcome = run(roe)
     assert numbers(outcome.results) == numbers(whole.results)
-    # two answers were computed and not logged when the kill came ("before"): they alone are computed again
-    asked = calls()[computed:]
-    assert len(asked) == 60 + 2 and set(asked) == set(calls()[:computed])
-    block, uninterrupted = outcome.results["moe_lab"], whole.results["moe_lab"]
-    changed = [one["roe"]["changed_fraction"] for one in (block, uninterrupted)]
+    # two answers were computed and not logged when the kill came ("before"):
+    # only these two are computed again
+    later_calls = calls()[computed:]
+    assert len(later_calls) == 60 + 2
+    assert set(later_calls) == set(calls()[:computed])
+    block = outcome.results["moe_lab"]
+    uninterrupted = whole.results["moe_lab"]
+    changed = [block_of_run["roe"]["changed_fraction"] for block_of_run in (block, uninterrupted)]
     assert changed[0] == pytest.approx(changed[1], abs=0.05)
     assert block["cost"]["load_seconds"] > uninterrupted["cost"]["load_seconds"]
     assert block["cost"]["tokens_in"] >= uninterrupted["cost"]["tokens_in"]
 
 
-def _execute(one: Config, ready: Any, go: Any) -> None:
+def _execute(run_config: Config, ready: Any, go: Any) -> None:
     answer = EngineLM.answer
 
     def slow(self: EngineLM, *args: Any) -> None:
@@ -338,15 +370,20 @@ def _execute(one: Config, ready: Any, go: Any) -> None:
         answer(self, *args)
 
     EngineLM.answer = slow  # type: ignore[method-assign]
-    outcomes, failures = run_all(jobs_of([one]), ModelPool())
-    assert len(outcomes) == 1 and not failures
+    outcomes, failures = run_all(jobs_of([run_config]), ModelPool())
+    assert len(outcomes) == 1
+    assert not failures
 
 
 @pytest.mark.slow
 def test_two_processes_with_one_run(roe, calls):
-    """The second is refused; a command with another run that needs the same baseline waits for it."""
+    """The second command is refused.
+
+    A command with another run that needs the same baseline waits for it.
+    """
     context = multiprocessing.get_context("fork")
-    ready, go = context.Event(), context.Event()
+    ready = context.Event()
+    go = context.Event()
     first = context.Process(target=_execute, args=(roe, ready, go))
     first.start()
     assert ready.wait(60)
@@ -367,44 +404,54 @@ def test_two_processes_with_one_run(roe, calls):
 
 @pytest.mark.slow
 def test_the_votes_of_a_run_are_resumed(roe, calls):
-    """Three samples of each of four documents, of RoE and of its baseline; a lost answer alone is sampled again."""
+    """Three samples of each of four documents, of RoE and of its baseline.
+
+    Only a lost answer is sampled again.
+    """
     task = TaskConfig(name="addsub", self_consistency=3)
     voting = replace(roe, task=task, num_fewshot=0, gen_kwargs={"max_gen_toks": 6}, limit=4)
     outcome = run(voting)
-    assert len(calls()) == 24 and outcome.results["moe_lab"]["paired"]["addsub"]
+    assert len(calls()) == 24
+    assert outcome.results["moe_lab"]["paired"]["addsub"]
     file = outcome.run.folder / "samples_addsub.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     texts = [line["resps"][0] for line in lines]
-    assert [len(each) for each in texts] == [3] * 4 and all(len(set(each)) > 1 for each in texts)
+    assert [len(samples) for samples in texts] == [3] * 4
+    assert all(len(set(samples)) > 1 for samples in texts)
     for line, sampled in zip(lines, texts, strict=True):
         answers = [answer_number(text) for text in sampled]
         assert line["filtered_resps"] == [max(answers, key=answers.count)]
     log = outcome.run.folder / "responses.jsonl"
-    kept = log.read_text().splitlines(keepends=True)
-    lost = max(i for i, line in enumerate(kept) if '"response"' in line)
-    log.write_text("".join(kept[:lost]))
+    log_lines = log.read_text().splitlines(keepends=True)
+    lost = max(i for i, line in enumerate(log_lines) if '"response"' in line)
+    log.write_text("".join(log_lines[:lost]))
     (outcome.run.folder / "results.json").unlink()
-    assert numbers(run(voting).results) == numbers(outcome.results) and len(calls()) == 25
+    assert numbers(run(voting).results) == numbers(outcome.results)
+    assert len(calls()) == 25
 
 
 @pytest.mark.slow
 def test_several_tasks_in_one_run_and_predict_only_without_scores(roe):
     names = ["arc_easy", "addsub"]
-    both = replace(
+    both_tasks = replace(
         roe, task=TaskConfig(name=names, metric="acc,none"), gen_kwargs={"max_gen_toks": 4}, limit=3
     )
-    outcome = run(both)
+    outcome = run(both_tasks)
     block = outcome.results["moe_lab"]
-    assert set(block["paired"]) == {"arc_easy", "addsub"} and outcome.run.num_documents == 6
+    assert set(block["paired"]) == {"arc_easy", "addsub"}
+    assert outcome.run.num_documents == 6
     assert outcome.run.folder.name.startswith("small-roe-arc_easy-addsub-")
-    block = run(replace(both, task=TaskConfig(name=names), predict_only=True)).results["moe_lab"]
-    assert block["intervals"] == {"arc_easy": {}, "addsub": {}} and block["task"]["metric"] is None
+    block = run(replace(both_tasks, task=TaskConfig(name=names), predict_only=True)).results[
+        "moe_lab"
+    ]
+    assert block["intervals"] == {"arc_easy": {}, "addsub": {}}
+    assert block["task"]["metric"] is None
     assert not {"baseline", "paired"} & set(block)
 
 
 @pytest.mark.slow
 def test_lm_evals_own_model_gives_the_same_scores(roe, tiny_olmoe_dir):
-    """The whole path against `lm_eval.simple_evaluate` on the same documents and few-shot examples."""
+    """The whole path against `lm_eval.simple_evaluate` on the same documents and examples."""
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -414,7 +461,7 @@ def test_lm_evals_own_model_gives_the_same_scores(roe, tiny_olmoe_dir):
 
     base = prepare(replace(roe, limit=6)).baseline
     assert base is not None
-    mine = execute(base, ModelPool()).results["results"]["arc_easy"]
+    scores = execute(base, ModelPool()).results["results"]["arc_easy"]
     model = AutoModelForCausalLM.from_pretrained(tiny_olmoe_dir, dtype="float32")
     hf = HFLM(
         pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tiny_olmoe_dir), batch_size=1
@@ -422,25 +469,29 @@ def test_lm_evals_own_model_gives_the_same_scores(roe, tiny_olmoe_dir):
     tasks = list(load_tasks(base.config)["tasks"].values())
     keys = {"num_fewshot": 2, "fewshot_random_seed": base.config.fewshot_seed}
     manager = TaskManager(include_defaults=False)
-    theirs = simple_evaluate(hf, tasks=tasks, samples=base.samples, task_manager=manager, **keys)
-    assert theirs is not None
+    expected = simple_evaluate(hf, tasks=tasks, samples=base.samples, task_manager=manager, **keys)
+    assert expected is not None
     for key in ("acc,none", "acc_stderr,none", METRIC):
-        assert mine[key] == theirs["results"]["arc_easy"][key]
+        assert scores[key] == expected["results"]["arc_easy"][key]
 
 
 def test_preparing_makes_nothing(roe):
-    one = prepare(roe)
-    assert not one.done and one.num_documents == 10 and not one.partial
-    assert one.baseline is not None
-    both = (one.baseline, one)
-    asked = [workload_of(each) for each in both]
+    prepared = prepare(roe)
+    assert not prepared.done
+    assert prepared.num_documents == 10
+    assert not prepared.partial
+    assert prepared.baseline is not None
+    runs = (prepared.baseline, prepared)
+    workloads = [workload_of(planned_run) for planned_run in runs]
     plain, rows = (
-        each.method.forward_tokens(workload_of(each), each.config, each.facts) for each in both
+        planned_run.method.forward_tokens(
+            workload_of(planned_run), planned_run.config, planned_run.facts
+        )
+        for planned_run in runs
     )
-    assert asked[0] == asked[1] and plain + asked[0].answers >= rows > plain > 1000, (
-        "two rows of each answer"
-    )
-    assert (asked[0].documents, asked[0].requests) == (10, 30)
+    assert workloads[0] == workloads[1], "two rows of each answer"
+    assert plain + workloads[0].answers >= rows > plain > 1000, "two rows of each answer"
+    assert (workloads[0].documents, workloads[0].requests) == (10, 30)
     assert not Path(roe.output_dir).exists()
 
 
@@ -495,7 +546,7 @@ def test_a_dense_model_runs_with_base_only(roe, tmp_path):
 
 @pytest.mark.slow
 def test_answers_made_with_other_versions_are_kept_aside(roe, monkeypatch, capsys):
-    """An interrupted run, then an upgrade: hours of answers are not erased, and not mixed with new ones."""
+    """A run is interrupted, then upgraded: its answers are neither erased nor mixed."""
     base = prepare(replace(roe, limit=2)).baseline
     assert base is not None
     execute(base, ModelPool())
@@ -506,8 +557,9 @@ def test_answers_made_with_other_versions_are_kept_aside(roe, monkeypatch, capsy
     execute(base, ModelPool())
     aside = base.folder / "responses.1.old.jsonl"
     assert aside.read_bytes() == earlier
-    said = [line for line in capsys.readouterr().err.splitlines() if str(aside) in line]
-    assert len(said) == 1 and "not used" in said[0]
+    messages = [line for line in capsys.readouterr().err.splitlines() if str(aside) in line]
+    assert len(messages) == 1
+    assert "not used" in messages[0]
 
 
 # Too little memory
@@ -535,14 +587,21 @@ def test_too_little_memory_says_what_needs_less_and_keeps_answers_and_defects_ra
 ):
     computed: list[Any] = []
     run = prepare(replace(roe, baseline=False, limit=2))
-    two = watched(lambda *asked: short() if len(computed) == 2 else computed.append(asked))
+
+    def compute_two(*arguments: Any) -> None:
+        if len(computed) == 2:
+            short()
+        else:
+            computed.append(arguments)
+
     with monkeypatch.context() as patch:
-        patch.setattr(EngineLM, "answer", two)
+        patch.setattr(EngineLM, "answer", watched(compute_two))
         with pytest.raises(
             MoeLabError, match=r"batch_size=(.|\n)*max_length=(.|\n)*method\.n="
-        ) as told:
+        ) as memory_error:
             execute(run, ModelPool())
-    assert told.value.exit_code == 1 and "Stored answers are kept" in str(told.value)
+    assert memory_error.value.exit_code == 1
+    assert "Stored answers are kept" in str(memory_error.value)
     answers = [
         line
         for line in (run.folder / "responses.jsonl").read_text().splitlines()

@@ -1,5 +1,8 @@
-"""Differences of a score over seeds. Broken by a test of a score that has none, by rounding that is counted as a
-difference, and by an interval that is not that of crossed seeds and documents."""
+"""Differences of a score over seeds.
+
+Broken by a test of a score that has none, by rounding that is counted as a difference,
+and by an interval that is not that of crossed seeds and documents.
+"""
 
 import math
 from functools import partial
@@ -23,7 +26,10 @@ def difference_to(
     aggregate=None,
     words: int,
 ) -> SeedDifference:
-    """The difference of seeds to a base run, whose values are by document; each has `words` scored words."""
+    """The difference of seeds to a base run.
+
+    Values are by document; each document has `words` scored words.
+    """
     base = TaskScores({"m": base_score}, {"m": dict(enumerate(base_values))})
     near = partial(Rounding("float32").equal_examples, words=[words] * len(base_values))
     return difference_of(seed_scores, seed_values, [base], "m", aggregate, near)

@@ -1,5 +1,8 @@
-"""Summaries over seeds. Broken by seeds of different runs that are mixed, and by a summary whose numbers are not those
-of its runs."""
+"""Summaries over seeds.
+
+Broken by seeds of different runs that are mixed, and by a summary whose numbers
+are not those of its runs.
+"""
 
 import json
 from collections.abc import Iterator
@@ -149,7 +152,8 @@ def judged_as(
 def test_a_summary_compares_seed_by_seed_with_another_run(roe, monkeypatch, capsys):
     """Documents vary far more than the difference does, which is 1 with seed 0 and 2 with seed 1.
 
-    The interval over two seeds is the mean -+ t(0.975, 1 degree of freedom) = 12.7062 standard errors.
+    The interval over two seeds is the mean -+ t(0.975, 1 degree of freedom)
+    = 12.7062 standard errors.
     """
     means_of_evaluations = [10, 11, 20, 22]  # of each seed the hotter run, then the run itself
     noise = np.random.default_rng(0).normal(0, 0.1, (4, 8))

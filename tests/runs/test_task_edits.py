@@ -1,4 +1,5 @@
-"""Breaks if a run keeps its id after an edit of the user's own task that may change its score, or loses it otherwise."""
+"""Breaks if a run keeps its id after an edit of the user's own task that may change
+its score, or loses it otherwise."""
 
 import json
 import os
@@ -36,7 +37,9 @@ output_type: generate_until
 # The questions.
 process_docs: !function own.tools.documents
 process_results: !function scoring.score
-filter_list: [{name: first, filter: [{function: regex, regex_pattern: "(x)"}, {function: take_first}]}]
+filter_list:
+- name: first
+  filter: [{function: regex, regex_pattern: "(x)"}, {function: take_first}]
 metric_list: [{metric: worth, aggregation: !function scoring.center, higher_is_better: true}]
 num_fewshot: 0
 metadata: {version: 1}
@@ -149,26 +152,35 @@ class Base(ConfigurableTask):
 
     def __init__(self, config=None):
         rows = [{"question": str(n), "answer": "x"} for n in range(4)]
-        own = {"custom_dataset": lambda **_: {"test": datasets.Dataset.from_list(rows)}, "test_split": "test"}
-        own |= {"output_type": "generate_until", "doc_to_target": "{{answer}}", "doc_to_text": "{{question}}"}
-        own["metric_list"] = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
-        super().__init__(config={k: v for k, v in (config or {}).items() if k not in self.KEYS} | own)
+        metric = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
+        settings = {k: v for k, v in (config or {}).items() if k not in self.KEYS}
+        settings |= {
+            "custom_dataset": lambda **_: {"test": datasets.Dataset.from_list(rows)},
+            "test_split": "test",
+            "output_type": "generate_until",
+            "doc_to_target": "{{answer}}",
+            "doc_to_text": "{{question}}",
+            "metric_list": [metric],
+        }
+        super().__init__(config=settings)
 
 def instance():
     return Base
 """,
     "data/test.jsonl": '{"question": "one", "answer": "x"}\n{"question": "two", "answer": "y"}\n',
 }
-MINE, CHOICE, MADE, ALL = (
-    "tasks/mine.yaml",
-    "tasks/choice.yaml",
-    "tasks/made.yaml",
-    "tasks/all.yaml",
-)
-COMMON, SCORING, HELPERS = "tasks/_common.yaml", "tasks/scoring.py", "tasks/helpers.py"
+MINE = "tasks/mine.yaml"
+CHOICE = "tasks/choice.yaml"
+MADE = "tasks/made.yaml"
+ALL = "tasks/all.yaml"
+COMMON = "tasks/_common.yaml"
+SCORING = "tasks/scoring.py"
+HELPERS = "tasks/helpers.py"
 BASE = "tasks/base_task.py"
-DECORATORS, TOOLS = "tasks/common/decorators.py", "tasks/own/tools.py"
-CLASS, DATA = "tasks/made.py", "data/test.jsonl"
+DECORATORS = "tasks/common/decorators.py"
+TOOLS = "tasks/own/tools.py"
+CLASS = "tasks/made.py"
+DATA = "data/test.jsonl"
 Edit = tuple[str, str, str]
 """A file, a text in it, and what replaces it."""
 EDITS: dict[str, Edit] = {
@@ -266,8 +278,9 @@ SECONDS = count()
 def write(folder: Path, files: dict[str, str]) -> None:
     """YAML files with one modification time, which therefore shows no edit.
 
-    Python recognizes an edited module by its time, in whole seconds, where it has stored bytecode of it, and `datasets`
-    an edited file: each of these is a second newer than the one written before.
+    Python recognizes an edited module by its time, in whole seconds, where it has
+    stored bytecode of it, and `datasets` an edited file: each of these is a second newer
+    than the one written before.
     """
     for file, text in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -285,7 +298,10 @@ def replace_text(folder: Path, edit: Edit) -> None:
 
 @contextmanager
 def modules_forgotten(folder: Path) -> Iterator[None]:
-    """After the context the modules of a folder are not imported any more: other folders have modules of these names."""
+    """After the context the modules of a folder are not imported any more.
+
+    Other folders have modules of the same names.
+    """
     try:
         yield
     finally:
@@ -298,13 +314,17 @@ def modules_forgotten(folder: Path) -> Iterator[None]:
 def run_ids(
     tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., list[str]]:
-    """The ids of a run of the group in a new folder and in one process: after some of the edits above, and after more."""
+    """The ids of a run of the group, in a new folder and in one process.
+
+    They are taken after some of the edits above, and after more of them.
+    """
 
     def identified(*all_edits: tuple[str, ...]) -> list[str]:
         folder = tmp_path_factory.mktemp("own")
         write(folder, FILES)
         with pytest.MonkeyPatch.context() as patch, modules_forgotten(folder):
-            # it names a prepared file by path and time, which are those of another content in an earlier session
+            # it names a prepared file by path and time,
+            # which are those of another content in an earlier session
             patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
             # lm-eval's own index, which groups are looked up in, takes seconds to read
             patch.setattr(
@@ -323,11 +343,11 @@ def run_ids(
                 replace_text(folder, edit)
         tasks = folder / "renamed" if (folder / "renamed").exists() else folder / "tasks"
         group = TaskConfig(name="all", include_path=str(tasks))
-        one = config(tiny_olmoe_dir, folder, folder, task_config=group)
-        one.data_dir = None
+        run_config = config(tiny_olmoe_dir, folder, folder, task_config=group)
+        run_config.data_dir = None
         patch.syspath_prepend(tasks)
         with task_cache():
-            return prepare(one).run_id
+            return prepare(run_config).run_id
 
     return identified
 
@@ -338,8 +358,8 @@ def run_id(run_ids: Callable[..., list[str]]) -> Callable[..., str]:
 
     @cache
     def identified(*names: str) -> str:
-        [found] = run_ids(names)
-        return found
+        [found_id] = run_ids(names)
+        return found_id
 
     return identified
 
@@ -369,7 +389,10 @@ def test_each_edit_is_another_run(run_id):
 def test_an_edit_between_two_commands_of_a_process_has_the_id_of_a_new_process(
     name, run_id, run_ids
 ):
-    """A running notebook. Broken by modules, and digests of them, that stay as they were when they were imported."""
+    """A running notebook.
+
+    Broken by modules, and digests of them, that stay as they were when they were imported.
+    """
     assert run_ids((), (name,)) == [run_id(), run_id(name)]
 
 
@@ -406,7 +429,7 @@ def test_harmless_edits_are_the_same_run(run_id):
 
 @pytest.mark.slow
 def test_the_command_shows_the_score_of_the_edited_task(tmp_path, monkeypatch):
-    """Stored answers, documents that `datasets` has read, and rows that it has mapped are those before the edit."""
+    """Stored answers, documents that `datasets` has read, and mapped rows predate the edit."""
     write(tmp_path, FILES)
     monkeypatch.syspath_prepend(tmp_path / "tasks")
 

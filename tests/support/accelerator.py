@@ -1,15 +1,18 @@
-"""A stand-in for a GPU: a device of torch whose tensors are computed on the CPU, and treated as those of a GPU.
+"""A stand-in for a GPU: a device of torch whose tensors are computed on the CPU,
+and treated as those of a GPU.
 
-`import tests.support.accelerator` registers the device "accel" with torch (by the Python back end for PrivateUse1). An
-`AccelTensor` holds a tensor of the CPU. As on a GPU, it is not mixed with tensors of the CPU, except for numbers without
-dimensions and index tensors, and numpy does not read it. Whatever makes the host wait for values of the device is
-counted (`host_reads`), with the line of this package that asked for them.
+`import tests.support.accelerator` registers the device "accel" with torch (by the Python back
+end for PrivateUse1). An `AccelTensor` holds a tensor of the CPU. As on a GPU, it is not mixed
+with tensors of the CPU, except for numbers without dimensions and index tensors, and numpy does
+not read it. Whatever makes the host wait for values of the device is counted (`host_reads`),
+with the line of this package that asked for them.
 
-`metered` counts the bytes of its storages that are alive, and `memory` sets its size: more raises torch.OutOfMemoryError.
-Scaled-dot-product attention is one operation, as on a GPU, whose kernels keep no scores.
+`metered` counts the bytes of its storages that are alive, and `memory` sets its size:
+more raises torch.OutOfMemoryError. Scaled-dot-product attention is one operation, as on a GPU,
+whose kernels keep no scores.
 
-It shows where code forgets a device, reads it too often or keeps too much. It shows nothing about speed, kernels or
-rounding.
+It shows where code forgets a device, reads it too often or keeps too much. It shows nothing about
+speed, kernels or rounding.
 """
 
 import gc
@@ -54,7 +57,8 @@ class _Memory:
 
     def hold(self, tensor: "AccelTensor") -> None:
         storage = tensor.on_cpu.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if not self._holders[key]:
             if self.live + size > self.size:
                 raise torch.OutOfMemoryError(
@@ -116,7 +120,8 @@ class _Module:
 
 class _Hook(_DummyPrivateUse1Hook):
     def is_available(self) -> bool:
-        return False  # libraries that look for an accelerator do not find it: it is used where it is named
+        # libraries that look for an accelerator do not find it: it is used where it is named
+        return False
 
 
 torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment, method-assign]
@@ -174,50 +179,54 @@ class AccelTensor(Tensor):
 
 
 class _Attention(torch.autograd.Function):
-    """One operation: forward keeps the inputs, the output and a number for each query, as the kernels of a GPU do."""
+    """One operation. Like kernels of a GPU, forward keeps the inputs, the output
+    and a number for each query."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]
     ) -> Any:
         ctx.options = options
-        found = AccelTensor(_on_the_cpu(query, key, value, mask, options))
-        ctx.save_for_backward(query, key, value, mask, found, found[..., 0].float())
-        return found
+        output = AccelTensor(_on_the_cpu(query, key, value, mask, options))
+        ctx.save_for_backward(query, key, value, mask, output, output[..., 0].float())
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         query, key, value, mask, *_ = ctx.saved_tensors
-        leaves = [each.on_cpu.detach().requires_grad_() for each in (query, key, value)]
+        leaves = [leaf.on_cpu.detach().requires_grad_() for leaf in (query, key, value)]
         with torch.enable_grad():
-            found = _on_the_cpu(*leaves, mask, ctx.options)
-        return *map(AccelTensor, torch.autograd.grad(found, leaves, gradient.on_cpu)), None, None
+            output = _on_the_cpu(*leaves, mask, ctx.options)
+        return *map(AccelTensor, torch.autograd.grad(output, leaves, gradient.on_cpu)), None, None
 
 
 def _on_the_cpu(query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> Tensor:
-    query, key, value, mask = (getattr(each, "on_cpu", each) for each in (query, key, value, mask))
+    query, key, value, mask = (
+        getattr(tensor, "on_cpu", tensor) for tensor in (query, key, value, mask)
+    )
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, **options)
 
 
 def _attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **options: Any
+    query: Any, key: Any, value: Any, attn_mask: Any = None, *arguments: Any, **options: Any
 ) -> Any:
     names = ("dropout_p", "is_causal")
     return _Attention.apply(
-        query, key, value, attn_mask, dict(zip(names, rest, strict=False)) | options
+        query, key, value, attn_mask, dict(zip(names, arguments, strict=False)) | options
     )
 
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operation of torch on the CPU's tensors; the result is on the device unless another one is asked for."""
+    """Run an operation of torch on the CPU's tensors.
+
+    The result is on the device unless another device is requested.
+    """
     if _is_composite(op):
         # inference mode hands on what is made of other operations
         return op.decompose(*args, **kwargs)
     tensors: list[Tensor] = []
-    arguments, options = (
-        _on_cpu(args, tensors),
-        {key: _on_cpu(each, tensors) for key, each in kwargs.items()},
-    )
+    arguments = _on_cpu(args, tensors)
+    options = {key: _on_cpu(tensor, tensors) for key, tensor in kwargs.items()}
     _check_devices(op, args, tensors)
     target = kwargs.get("device")
     leaving = target is not None and torch.device(target).type == "cpu"
@@ -231,13 +240,13 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     ):
         _count()
     if op is _aten.histc.default:  # of integers it exists on GPUs alone
-        found = op(arguments[0].float(), *arguments[1:], **options).to(arguments[0].dtype)
+        output = op(arguments[0].float(), *arguments[1:], **options).to(arguments[0].dtype)
     else:
-        found = op(*arguments, **options)
+        output = op(*arguments, **options)
     if leaving or into_cpu:
-        return args[0] if into_cpu else found
+        return args[0] if into_cpu else output
     return _on_device(
-        found, {id(each.on_cpu): each for each in tensors if isinstance(each, AccelTensor)}
+        output, {id(tensor.on_cpu): tensor for tensor in tensors if isinstance(tensor, AccelTensor)}
     )
 
 
@@ -266,49 +275,59 @@ def _has_mask(op: Any, args: Any) -> bool:
 
 
 def _uploads(op: Any, tensors: list[Tensor]) -> bool:
-    """Whether values of the CPU are copied to the device; a number without dimensions is, in operations like `where`."""
+    """Whether values of the CPU are copied to the device.
+
+    A number without dimensions is copied in operations like `where`.
+    """
     elsewhere = [leaf for leaf in tensors if not isinstance(leaf, AccelTensor)]
     return bool(elsewhere) and (op in _NEW or len(elsewhere) < len(tensors))
 
 
-def _on_cpu(given: Any, tensors: list[Tensor]) -> Any:
-    """`given` with the CPU's tensors. All its tensors are added to `tensors`."""
-    if isinstance(given, Tensor):
-        tensors.append(given)
-        return given.on_cpu if isinstance(given, AccelTensor) else given
-    if isinstance(given, list | tuple):
-        return [_on_cpu(each, tensors) for each in given]
-    return torch.device("cpu") if isinstance(given, torch.device) else given
+def _on_cpu(value: Any, tensors: list[Tensor]) -> Any:
+    """`value` with the CPU's tensors. All its tensors are added to `tensors`."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return value.on_cpu if isinstance(value, AccelTensor) else value
+    if isinstance(value, list | tuple):
+        return [_on_cpu(item, tensors) for item in value]
+    return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
-def _on_device(found: Any, given: dict[int, AccelTensor]) -> Any:
-    if isinstance(found, list | tuple):
-        return type(found)(_on_device(each, given) for each in found)
-    if not isinstance(found, Tensor):
-        return found
-    return given[id(found)] if id(found) in given else AccelTensor(found)
+def _on_device(output: Any, tensors: dict[int, AccelTensor]) -> Any:
+    if isinstance(output, list | tuple):
+        return type(output)(_on_device(item, tensors) for item in output)
+    if not isinstance(output, Tensor):
+        return output
+    return tensors[id(output)] if id(output) in tensors else AccelTensor(output)
 
 
 def _count() -> None:
     if _reads is None:
         return
     frames = [frame for frame in traceback.extract_stack() if "/moe_lab/" in frame.filename]
-    where = frames[-1] if frames else traceback.extract_stack()[0]
-    _reads[f"{where.filename.rpartition('/moe_lab/')[2]}:{where.lineno} {where.line}"] += 1
+    caller_frame = frames[-1] if frames else traceback.extract_stack()[0]
+    _reads[
+        f"{caller_frame.filename.rpartition('/moe_lab/')[2]}:{caller_frame.lineno} {caller_frame.line}"
+    ] += 1
 
 
 @contextmanager
 def host_reads(uploads: bool = False) -> Iterator[Counter[str]]:
-    """Inside the context, the counter has the reads of the device by the host, by the line that asks for them.
+    """Inside the context, the counter has the reads of the device by the host,
+    by the line that asks for them.
 
-    With `uploads` it has the copies of values to the device, too: a graph of a GPU can record neither.
+    With `uploads` it has the copies of values to the device, too: a graph
+    of a GPU can record neither.
     """
     global _reads, _with_uploads
-    before, _reads, _with_uploads = _reads, Counter(), uploads
+    before = _reads
+    _reads = Counter()
+    _with_uploads = uploads
     try:
         yield _reads
     finally:
-        _reads, _with_uploads = before, False
+        _reads = before
+        _with_uploads = False
 
 
 # tensors that torch creates without one of the device at hand

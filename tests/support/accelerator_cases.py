@@ -1,8 +1,9 @@
-"""Every method on a GPU, or where there is none on a stand-in (`tests/support/accelerator.py`): with the CPU's scores, and
-on the stand-in with few reads by the host. `tests/runs/planning/test_plan.py` runs this file in a process of its own.
+"""Every method on a GPU, or where there is none on a stand-in (`tests/support/accelerator.py`):
+with the CPU's scores, and on the stand-in with few reads by the host.
+`tests/runs/planning/test_plan.py` runs this file in a process of its own.
 
-Broken by a tensor that is left on the CPU, by numpy on one of the device, by a value that the host asks for in each
-layer, token or question.
+Broken by a tensor that is left on the CPU, by numpy on one of the device, by a value that the host
+asks for in each layer, token or question.
 """
 
 import json
@@ -38,15 +39,23 @@ else:
 
 pytestmark = pytest.mark.slow  # libraries of GPUs start compilers
 of_the_stand_in = pytest.mark.skipif(GPU, reason="there is a GPU")
-SCORED, TEXT = "task=toy_choice", "task=toy_text task.metric=bits_per_byte,none"
+SCORED = "task=toy_choice"
+TEXT = "task=toy_text task.metric=bits_per_byte,none"
 GENERATED = "task=toy_math gen_kwargs=max_gen_toks=6"
 ROE = "method=roe method.n=3 method.temperature=1"
-C3PO = f"method=c3po method.layers=last2 method.reference_size=12 method.steps=2 method.shifts=2 {SCORED}"
+C3PO = (
+    "method=c3po method.layers=last2 method.reference_size=12 method.steps=2 "
+    f"method.shifts=2 {SCORED}"
+)
 SHORT = (
-    "method=finetune-freeze method.dataset_size=8 method.max_steps=1 method.length=64 method.compare_with_full=false "
+    "method=finetune-freeze method.dataset_size=8 method.max_steps=1 method.length=64 "
+    "method.compare_with_full=false "
     "method.validation_size=2 method.warmup_ratio=0"
 )
-DESIGN = "method.steps=1 method.hidden_size=32 method.layers=2 method.active_size=32 method.validation_rows=2"
+DESIGN = (
+    "method.steps=1 method.hidden_size=32 method.layers=2 method.active_size=32 "
+    "method.validation_rows=2"
+)
 RUNS = {
     "base": f"method=base {SCORED}",
     "base generates": f"method=base {GENERATED}",
@@ -55,7 +64,8 @@ RUNS = {
     "roe": f"{ROE} {SCORED}",
     "roe generates": f"{ROE} {GENERATED}",
     "roe with caches of its own": f"{ROE} method.cache=standard {GENERATED}",
-    "tuned roe": "method=roe method.n=2 seeds=1 tuning=uniform tuning.max_temperature=1 tuning.step=1 "
+    "tuned roe": "method=roe method.n=2 seeds=1 tuning=uniform tuning.max_temperature=1 "
+    "tuning.step=1 "
     f"tuning.num_samples=1 {TEXT}",
     "c3po": C3PO,
     "c3po generates": C3PO.replace(SCORED, f"method.reference=toy_choice {GENERATED}").replace(
@@ -100,32 +110,35 @@ def answers(command: str, device: str, model: Path, folder: Path) -> dict[str, A
         "limit=2",
         f"output_dir={folder}",
     ]
-    found = {}
+    answers_found = {}
     for run in moe_lab.run([*command.split(), *keys], quiet=True).runs:
         for file in run.folder.glob("samples_*.jsonl"):
             lines = [json.loads(line) for line in file.read_text().splitlines()]
-            found[run.folder.name.rpartition("-")[0]] = [line["filtered_resps"] for line in lines]
-    return found
+            answers_found[run.folder.name.rpartition("-")[0]] = [
+                line["filtered_resps"] for line in lines
+            ]
+    return answers_found
 
 
-def close(found: Any, expected: Any) -> bool:
+def close(actual: Any, expected: Any) -> bool:
     """Whether texts are equal, and numbers but for rounding."""
     if isinstance(expected, list):
-        return len(found) == len(expected) and all(map(close, found, expected))
+        return len(actual) == len(expected) and all(map(close, actual, expected))
     try:
-        return float(found) == pytest.approx(float(expected), rel=1e-4, abs=1e-4)
+        return float(actual) == pytest.approx(float(expected), rel=1e-4, abs=1e-4)
     except ValueError:
-        return found == expected
+        return actual == expected
 
 
 @pytest.mark.parametrize("command", RUNS.values(), ids=RUNS)
 def test_answers_are_those_of_the_cpu(command, model, folders):
-    expected, found = (
+    expected, answers_here = (
         answers(command, device, model, folder) for device, folder in folders.items()
     )
-    assert found.keys() == expected.keys() and expected
+    assert answers_here.keys() == expected.keys()
+    assert expected
     for name in expected:
-        assert close(found[name], expected[name]), name
+        assert close(answers_here[name], expected[name]), name
 
 
 @of_the_stand_in
@@ -136,23 +149,51 @@ def test_a_step_of_c3po_reads_the_device_twice(model, tmp_path, monkeypatch):
 
     def counted(self: NeighbourLoss, *arguments: Any) -> Any:
         with host_reads() as reads:
-            found = gradient(self, *arguments)
+            gradients = gradient(self, *arguments)
         steps.append(reads)
-        return found
+        return gradients
 
     monkeypatch.setattr(NeighbourLoss, "gradient", counted)
     answers(f"{C3PO} baseline=false", str(DEVICE), model, tmp_path)
-    assert len(steps) == 2 and all(reads.total() == 2 for reads in steps), steps
+    assert len(steps) == 2, steps
+    assert all(reads.total() == 2 for reads in steps), steps
 
 
-# fmt: off
 FAMILIES = {
-    "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe",
-    "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa",
-    "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "mellum", "mimo_v2_flash", "minimax_m2",
-    "minimax_m3_vl_text", "mixtral", "moe_design", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open",
+    "afmoe",
+    "aria_text",
+    "axk1",
+    "cohere2_moe",
+    "deepseek",
+    "deepseek_v2",
+    "deepseek_v3",
+    "dots1",
+    "ernie4_5_moe",
+    "exaone_moe",
+    "flex_olmo",
+    "flint",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "gpt_oss",
+    "granitemoe",
+    "granitemoe_swa",
+    "granitemoeshared",
+    "hunyuan_v1_moe",
+    "hy_v3",
+    "kolibri1",
+    "laguna",
+    "mellum",
+    "mimo_v2_flash",
+    "minimax_m2",
+    "minimax_m3_vl_text",
+    "mixtral",
+    "moe_design",
+    "olmoe",
+    "phimoe",
+    "qwen2_moe",
+    "qwen3_moe",
+    "solar_open",
 }
-# fmt: on
 """Without a recurrent state."""
 ROUTED_ALIKE = {family_of_type(name).rule.text: name for name in sorted(FAMILIES, reverse=True)}
 """One family of each routing rule."""
@@ -161,7 +202,7 @@ ROUTED_ALIKE = {family_of_type(name).rule.text: name for name in sorted(FAMILIES
 def waits_of_steps(
     model: Any, ensemble: Ensemble, monkeypatch: Any, uploads: bool = False
 ) -> list[int]:
-    """How often the host reads the device, or uploads to it, in each of four steps of generation."""
+    """How often the host reads the device, or uploads to it, in each of four steps."""
     extend = Decoding.extend
     counts: list[int] = []
 
@@ -178,7 +219,10 @@ def waits_of_steps(
 @of_the_stand_in
 @pytest.mark.parametrize("family", ROUTED_ALIKE.values())
 def test_a_step_of_generation_reads_the_device_once(family, monkeypatch):
-    """The chosen tokens. Broken by a shape that depends on values, and by a check that is read at once."""
+    """The chosen tokens.
+
+    Broken by a shape that depends on values, and by a check that is read at once.
+    """
     model = deepcopy(small_model(family)).to(DEVICE)
     model.set_experts_implementation("grouped_mm")
     ensemble = Ensemble(4, GumbelTopK([0.5] * len(find_routers(model)), 0))
@@ -215,9 +259,9 @@ def test_a_step_in_place_neither_reads_nor_uploads(family, name, monkeypatch):
     counts = []
 
     def record(step):
-        with host_reads(uploads=True) as found:
+        with host_reads(uploads=True) as reads:
             step._run()
-        counts.append(dict(found))
+        counts.append(dict(reads))
 
     monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: True)
     monkeypatch.setattr(DecodeStep, "_check", lambda self: setattr(self, "scores_BV", self._run()))
@@ -225,24 +269,29 @@ def test_a_step_in_place_neither_reads_nor_uploads(family, name, monkeypatch):
     answers_of(
         model, prompts_for(random.Random(2), 3), Budget(4000), 2 * RECORDED, ensembles(model)[name]
     )
-    assert counts and not any(counts), counts
+    assert counts, counts
+    assert not any(counts), counts
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU")
 @pytest.mark.parametrize("name", ENSEMBLES)
 @pytest.mark.parametrize("family", sorted(FAMILIES | {"dbrx", "llama4_text"}))
 def test_recorded_steps_are_those_of_the_host(family, name, monkeypatch):
-    """Steps of DBRX, which asks for the sizes of its experts, and of PhiMoE, which asks for positions, cannot be recorded."""
+    """Steps of DBRX and PhiMoE cannot be recorded.
+
+    DBRX asks for the sizes of its experts, PhiMoE for positions.
+    """
     model = deepcopy(small_model(family)).to(DEVICE)
     if family != "dbrx":
         model.set_experts_implementation("batched_mm")
-    found = generated(model, ensembles(model)[name])
+    generated_steps = generated(model, ensembles(model)[name])
     assert (model in NEVER_RECORDED) == (family in ("dbrx", "phimoe"))
     monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: False)
     expected = generated(model, ensembles(model)[name])
-    assert found[0] == expected[0] and found[2:] == expected[2:]
-    for ours, theirs in zip(found[1], expected[1], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert generated_steps[0] == expected[0]
+    assert generated_steps[2:] == expected[2:]
+    for ours, expected_step in zip(generated_steps[1], expected[1], strict=True):
+        torch.testing.assert_close(ours, expected_step, rtol=1e-3, atol=1e-3)
 
 
 @of_the_stand_in
@@ -257,9 +306,9 @@ def test_a_device_that_is_not_here_is_refused(device):
 @pytest.mark.parametrize(
     "mixed",
     [
-        lambda here, there: here + there,
-        lambda here, there: here.numpy(),
-        lambda here, there: there.copy_(here) @ here,
+        lambda on_device, on_cpu: on_device + on_cpu,
+        lambda on_device, on_cpu: on_device.numpy(),
+        lambda on_device, on_cpu: on_cpu.copy_(on_device) @ on_device,
     ],
 )
 def test_the_stand_in_refuses_what_a_gpu_refuses(mixed):
@@ -273,7 +322,8 @@ def test_the_stand_in_counts_what_the_host_waits_for():
     with host_reads() as reads:
         values * 2 + values[torch.tensor([0, 1, 2, 3])]
         assert not reads
-        assert values.tolist() == [0, 1, 2, 3] and bool((values >= 0).all())
+        assert values.tolist() == [0, 1, 2, 3]
+        assert bool((values >= 0).all())
         assert values[values > 1].sum().item() == 5
     assert reads.total() == 4
 
@@ -281,13 +331,15 @@ def test_the_stand_in_counts_what_the_host_waits_for():
 @of_the_stand_in
 def test_noise_of_a_device_without_float64_is_the_cpus(monkeypatch):
     keys: Any = dict(seed=0, document=123, repeat=0, row=2, layer=2, n_experts=3, antithetic=True)
-    expected, double = noise.gumbel(positions=range(9), **keys), torch.Tensor.double
+    expected = noise.gumbel(positions=range(9), **keys)
+    double = torch.Tensor.double
 
-    def double_on_cpu(own: torch.Tensor) -> torch.Tensor:
-        assert own.device.type == "cpu"
-        return double(own)
+    def double_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+        assert tensor.device.type == "cpu"
+        return double(tensor)
 
     monkeypatch.setattr(noise, "WITHOUT_FLOAT64", {DEVICE.type})
     monkeypatch.setattr(torch.Tensor, "double", double_on_cpu)
-    found = noise.gumbel(positions=torch.arange(9, device=DEVICE), **keys)
-    assert found.device == DEVICE and torch.equal(found.cpu(), expected)
+    device_noise = noise.gumbel(positions=torch.arange(9, device=DEVICE), **keys)
+    assert device_noise.device == DEVICE
+    assert torch.equal(device_noise.cpu(), expected)

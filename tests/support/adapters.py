@@ -8,7 +8,10 @@ import torch
 
 
 def make_adapter(model: Any, kind: peft.PeftConfig, folder: Path, seed: int = 3) -> Any:
-    """Wrap a model in an adapter, whose values are changed, and store it. Returns the wrapped model."""
+    """Wrap a model in an adapter, whose values are changed, and store it.
+
+    Returns the wrapped model.
+    """
     torch.manual_seed(seed)
     wrapped = peft.get_peft_model(model, kind)
     with torch.no_grad():

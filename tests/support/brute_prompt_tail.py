@@ -1,4 +1,5 @@
-"""The slow reference of re-routed tokens: whole prompts, no cache, a hook that writes their weights.
+"""The slow reference of re-routed tokens: whole prompts, no cache, a hook
+that writes their weights.
 
 W = re-routed tokens, K = the router's experts, E = experts, C = experts of the re-routed tokens.
 """
@@ -16,11 +17,12 @@ FAMILIES = ("olmoe", "mixtral", "gpt_oss", "deepseek")
 PROMPT_LENGTHS = (30, 5, 1, 17)
 
 Decision = tuple[Tensor, Tensor | None]
-"""The probabilities [E] and the experts [C] of a token; None: the experts of the largest probabilities."""
+"""The probabilities [E] and the experts [C] of a token; None: the experts of the largest."""
 
 
 def prompts(seed: int = 1, least: int = 1) -> list[list[int]]:
-    """Unlike lengths, one of a single token (or of `least`), two with a common beginning that may be read once."""
+    """Prompts of different lengths: one has a single token (or `least` tokens), two share
+    a beginning that may be read once."""
     generator = torch.Generator().manual_seed(seed)
     all_prompts = []
     for length in PROMPT_LENGTHS:
@@ -38,8 +40,8 @@ def routed_logits(
 ) -> Tensor:
     """[tokens, V] of one full pass.
 
-    `decide(layer, t, logits_E)` says how token t is routed in one of these layers; the model's own routing where it
-    returns None.
+    `decide(layer, t, logits_E)` says how token t is routed in one of these layers; the model's own
+    routing where it returns None.
     """
     handles = []
     for router in find_routers(model):
@@ -82,7 +84,8 @@ def renormalizes(model: Any) -> bool:
 
 
 def padded(rows: list[Tensor]) -> Tensor:
-    """Rows of unlike lengths as one tensor, with zeros at their ends: expert 0 with the weight 0."""
+    """Rows of different lengths as one tensor, with zeros at their ends:
+    expert 0 with the weight 0."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
@@ -93,8 +96,8 @@ def whole_logits(
     probs_by_layer: Mapping[int, Sequence[Tensor]],
     experts_by_layer: Mapping[int, Sequence[Tensor]] | None = None,
 ) -> Tensor:
-    """[tokens, V] of one full pass in which the tokens from `start` on are routed by these probabilities ([W, E] of each
-    layer), by the largest of them or by given experts ([W, C])."""
+    """[tokens, V] of one full pass in which the tokens from `start` on are routed by these
+    probabilities ([W, E] of each layer), by the largest of them or by given experts ([W, C])."""
 
     def decide(layer: int, t: int, logits_E: Tensor) -> Decision | None:
         number = t - start

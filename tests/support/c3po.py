@@ -53,7 +53,8 @@ def setting_of(
     count = len(find_routers(model))
     layers = [count - 2, count - 1]
     tails = SuffixReplay(model, layers[0], span)
-    budget, least = Budget(64), tails.span.size
+    budget = Budget(64)
+    least = tails.span.size
     questions = tails.read(prompts(seed=2, least=least)[:3], budget)
     references = tails.read(prompts(seed=1, least=least), budget, [[answer] for answer in answers])
     return Setting(model, layers, tails, questions, references)

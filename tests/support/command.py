@@ -1,4 +1,5 @@
-"""Helpers for tests of the command: run it in this process, and stand-ins for runs that need no model."""
+"""Helpers for tests of the command: run it in this process, and stand-ins
+for runs that need no model."""
 
 import json
 import multiprocessing
@@ -87,7 +88,10 @@ class Forked:
 
 
 def exit_code(function: Callable[..., Any], *args: Any) -> int | None:
-    """How a process ends that is forked from this one and calls the function; minus the signal that kills it."""
+    """The exit code of a process that is forked from this one and calls the function.
+
+    Minus the signal where a signal kills it.
+    """
     process = multiprocessing.get_context("fork").Process(target=function, args=args)
     process.start()
     process.join(120)
@@ -149,7 +153,7 @@ class FakeOutcome:
 
 @dataclass
 class FakeRuns:
-    """Stands in for `prepare` and `execute`; `errors` maps a run id to what its execution raises."""
+    """Replaces `prepare` and `execute`; `errors` maps a run id to what its execution raises."""
 
     errors: dict[str, BaseException] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
@@ -227,5 +231,5 @@ def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     monkeypatch.setattr(moe_lab.runs.execute, "execute", runs.execute)
     monkeypatch.setattr(outcomes, "summarize", runs.summarize)
     monkeypatch.setattr(plan, "workload_of", lambda run: ASKED)
-    monkeypatch.setattr(plan, "run_state", lambda run, asked: fake_state(run))
+    monkeypatch.setattr(plan, "run_state", lambda run, config: fake_state(run))
     return runs

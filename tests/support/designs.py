@@ -27,7 +27,8 @@ BACKBONES: dict[str, dict[str, Any]] = {
 def design(router: str, units: Any = "arbitrary", **changes: Any) -> Any:
     """A design in float32; every call returns a new copy.
 
-    Its words or sentences are arbitrary (a third of all tokens begin one, kinds are mixed), or as `units`, a `UnitTables`.
+    Its words or sentences are arbitrary (a third of all tokens begin one, kinds are mixed),
+    or as `units`, a `UnitTables`.
     """
     model = build("moe_design", COMMON | dict(router=router) | changes)
     if model.model.units is None:

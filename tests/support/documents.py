@@ -12,11 +12,13 @@ OPENBOOKQA, SOCIAL_IQA, HELLASWAG, SCIQ = (
     _ROWS[name] for name in "OPENBOOKQA SOCIAL_IQA HELLASWAG SCIQ".split()
 )
 PIQA, WINOGRANDE, WIC, COPA = (_ROWS[name] for name in "PIQA WINOGRANDE WIC COPA".split())
-KNOWREF, BIGBENCH = _ROWS["KNOWREF"], _ROWS["BIGBENCH"]
+KNOWREF = _ROWS["KNOWREF"]
+BIGBENCH = _ROWS["BIGBENCH"]
 
 
 def write_vectors(texts: Sequence[str], embed: Callable[[list[str]], Any], path: Path) -> None:
-    """A file for `method.embeddings=`, as docs/c3po.md describes it; `embed` gives the rows of all texts."""
+    """A file for `method.embeddings=`, as docs/c3po.md describes it; `embed`
+    gives the rows of all texts."""
     import torch
     from safetensors.torch import save_file
 

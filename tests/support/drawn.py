@@ -39,36 +39,37 @@ def placed(figure: Figure) -> None:
 def artists(axis: Axes) -> dict[str, int]:
     """The number of artists of each kind in a panel; kinds without any are absent.
 
-    `lines` join points or cross the panel, `markers` are points alone, `intervals` are vertical segments, `bands` are
-    filled.
+    `lines` join points or cross the panel, `markers` are points alone, `intervals` are vertical
+    segments, `bands` are filled.
     """
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for bars in axis.containers:
-        found["bars"] += len(bars)
-    found["bands"] = len(axis.patches) - found["bars"]
-    found["images"] = len(axis.images)
+        counts["bars"] += len(bars)
+    counts["bands"] = len(axis.patches) - counts["bars"]
+    counts["images"] = len(axis.images)
     for line in axis.lines:
         if len(line.get_xdata()):
             joins = line.get_linestyle() not in ("None", "", " ")
-            found["lines" if joins else "markers"] += 1
+            counts["lines" if joins else "markers"] += 1
     for collection in axis.collections:
         if isinstance(collection, LineCollection):
-            found["intervals"] += len(collection.get_segments())
+            counts["intervals"] += len(collection.get_segments())
         elif isinstance(collection, PolyCollection):
-            found["bands"] += 1
-    return {kind: count for kind, count in found.items() if count}
+            counts["bands"] += 1
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def texts(figure: Figure) -> Iterator[Text]:
-    """The visible texts of a figure: titles, labels, labels of the ticks in view, legends, numbers in panels."""
+    """The visible texts of a figure: titles, labels, labels of visible ticks,
+    legends, numbers in panels."""
     of_ticks = set()
     for tick in figure.findobj(Tick):
         of_ticks |= {tick.label1, tick.label2}
-    shown = [text for text in figure.findobj(Text) if text not in of_ticks]
+    visible = [text for text in figure.findobj(Text) if text not in of_ticks]
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
-            shown += _tick_labels(axis)
-    for text in shown:
+            visible += _tick_labels(axis)
+    for text in visible:
         if text.get_visible() and text.get_text().strip():
             yield text
 
@@ -97,7 +98,8 @@ def outline(text: Text) -> np.ndarray:
 
 def cut_texts(figure: Figure) -> list[str]:
     """The texts that do not lie in the canvas."""
-    width, height = figure.bbox.width, figure.bbox.height
+    width = figure.bbox.width
+    height = figure.bbox.height
     cut = []
     for text in texts(figure):
         corners = outline(text)
@@ -111,9 +113,9 @@ def covered_texts(figure: Figure) -> list[tuple[str, str]]:
     """The pairs of texts of which one covers part of the other."""
     places = [(text.get_text(), outline(text)) for text in texts(figure)]
     covered = []
-    for (one, corners), (other, others) in combinations(places, 2):
-        if _overlap(_shrunk(corners), _shrunk(others)):
-            covered.append((one, other))
+    for (text_a, corners), (other_text, other_corners) in combinations(places, 2):
+        if _overlap(_shrunk(corners), _shrunk(other_corners)):
+            covered.append((text_a, other_text))
     return covered
 
 
@@ -124,9 +126,13 @@ def _shrunk(corners: np.ndarray) -> np.ndarray:
     return centre + (corners - centre) * np.maximum(0.0, 1 - 1.5 * TOUCH / sides)
 
 
-def _overlap(corners: np.ndarray, others: np.ndarray) -> bool:
-    apart = (corners.max(axis=0) < others.min(axis=0)) | (others.max(axis=0) < corners.min(axis=0))
-    if apart.any():
+def _overlap(corners: np.ndarray, other_corners: np.ndarray) -> bool:
+    are_apart = (corners.max(axis=0) < other_corners.min(axis=0)) | (
+        other_corners.max(axis=0) < corners.min(axis=0)
+    )
+    if are_apart.any():
         return False
-    one, other = (Outline(np.vstack([each, each[:1]]), closed=True) for each in (corners, others))
-    return bool(one.intersects_path(other, filled=True))
+    text_outline, other_outline = (
+        Outline(np.vstack([points, points[:1]]), closed=True) for points in (corners, other_corners)
+    )
+    return bool(text_outline.intersects_path(other_outline, filled=True))

@@ -1,6 +1,7 @@
 """Prompts, questions and ensembles of the engine's tests, and what the engine answers to them.
 
-`generated` has sequences that end at different steps, by every kind of ensemble whose steps can stay in place.
+`generated` has sequences that end at different steps, by every kind of ensemble
+whose steps can stay in place.
 """
 
 import random
@@ -71,7 +72,8 @@ def questions_for(
 ) -> list[ScoringRequest]:
     """Contexts of many lengths, every other one with a common beginning.
 
-    The continuations are `choices` random ones, and two that share the first's first token and part at the third.
+    The continuations are `choices` random ones, and two that share the first's first
+    token and part at the third.
     """
     beginning = random_ids(rng, 20)
     questions = []
@@ -126,7 +128,8 @@ def engine_of(
     budget: Budget | None = None,
     two_phase: bool = False,
 ) -> Any:
-    """The engine that `EngineLM` runs an ensemble with; it scores in whole passes unless `two_phase`."""
+    """The engine that `EngineLM` runs an ensemble with. It scores in whole
+    passes unless `two_phase`."""
     if ensemble is None:
         ensemble = Ensemble()
     if not runs_on_kv_cache(model):
@@ -211,21 +214,22 @@ def plain(model: Any, question: ScoringRequest, continuation: list[int]) -> tupl
     return float(log_likelihood), bool(is_greedy)
 
 
-def assert_scores(found: Any, expected: Any, tokens: int = 1) -> None:
-    """Each question has the expected log-likelihoods to rounding, and the same greedy continuations."""
+def assert_scores(scores: Any, expected: Any, tokens: int = 1) -> None:
+    """Each question has the expected log-likelihoods up to rounding, and the
+    same greedy continuations."""
     for question in range(len(expected)):
-        assert_log_likelihoods(found[question], expected[question], tokens)
+        assert_log_likelihoods(scores[question], expected[question], tokens)
 
 
 def assert_log_likelihoods(
-    found: list[tuple[float, bool]], expected: list[tuple[float, bool]], tokens: int = 1
+    answers: list[tuple[float, bool]], expected: list[tuple[float, bool]], tokens: int = 1
 ) -> None:
     """Pairs of lm-eval: equal to the rounding of so many tokens, and the same ones are greedy."""
-    values = [value for value, _ in found]
+    values = [value for value, _ in answers]
     expected_values = [value for value, _ in expected]
     assert values == rounding.approx(expected_values, tokens)
 
-    greedy = [is_greedy for _, is_greedy in found]
+    greedy = [is_greedy for _, is_greedy in answers]
     expected_greedy = [is_greedy for _, is_greedy in expected]
     assert greedy == expected_greedy
 
@@ -271,8 +275,8 @@ def ensembles(model: Any) -> dict[str, Ensemble]:
 
 
 ENDS = (12, 12, 3, 5, 12, 4, 6, 3, 12)
-"""New tokens of each sequence of a batch. Some end early and stay as they are, until half of them have ended and the batch
-is made smaller."""
+"""New tokens of each sequence of a batch. Some end early and stay as they are, until half of them
+have ended and the batch is made smaller."""
 
 
 class Generated(NamedTuple):

@@ -1,4 +1,5 @@
-"""A drawing of every kind of figure from a few rows, with names as long as those of the papers' experiments."""
+"""A drawing of every kind of figure from a few rows, with names as long as those
+of the papers' experiments."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,10 +50,15 @@ PAIRED = {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}
 
 
 def experiment_of(**keys: Any) -> Experiment:
-    given: dict[str, Any] = {
-        "name": "own/e", "title": "T", "source": "S", "scales": {"tiny": Scale()}, "metric": "headline", "paper": []
-    }  # fmt: skip
-    return Experiment(**given | keys)
+    settings: dict[str, Any] = {
+        "name": "own/e",
+        "title": "T",
+        "source": "S",
+        "scales": {"tiny": Scale()},
+        "metric": "headline",
+        "paper": [],
+    }
+    return Experiment(**settings | keys)
 
 
 def result_on(task: str, name: str, value: float, **changes: Any) -> RunResult:
@@ -62,8 +68,8 @@ def result_on(task: str, name: str, value: float, **changes: Any) -> RunResult:
         "samples": {task: list(range(200))},
         "intervals": {task: {"acc,none": [value - 0.1, value + 0.1]}},
     }
-    own = results_of(name, value, **block | changes)
-    return changed(own, results={task: {"acc,none": value}})
+    result = results_of(name, value, **block | changes)
+    return changed(result, results={task: {"acc,none": value}})
 
 
 def placed_cell(result: RunResult, **coordinates: str) -> TableCell:
@@ -134,11 +140,17 @@ def effects(folder: Path) -> Drawing:
     return draw_effects(settings_table(folder))
 
 
-LONG = "steer, steer=/home/somebody/experiments/steering/vectors-of-honesty-and-others.safetensors scale=4"
+LONG = (
+    "steer, "
+    "steer=/home/somebody/experiments/steering/vectors-of-honesty-and-others.safetensors scale=4"
+)
 
 
 def differences(folder: Path) -> Drawing:
-    """The figure of a tuned command's page: RoE against base and calibration, calibration against base."""
+    """The figure of a tuned command's page.
+
+    It compares RoE with base and calibration, and calibration with base.
+    """
     lines = []
     for label, difference in (
         ("roe, n=16", -0.08),
@@ -147,9 +159,15 @@ def differences(folder: Path) -> Drawing:
     ):
         limits = (difference - 0.01, difference + 0.01)
         score = replace(
-            NO_SCORE, task="toy_text", metric="bits_per_byte,none", n=100, lower_is_better=True,
-            difference=difference, difference_interval=limits, p_holm=0.0001,
-        )  # fmt: skip
+            NO_SCORE,
+            task="toy_text",
+            metric="bits_per_byte,none",
+            n=100,
+            lower_is_better=True,
+            difference=difference,
+            difference_interval=limits,
+            p_holm=0.0001,
+        )
         lines.append(ScoreLine(score, label))
     return Drawing([{}], lambda title: draw_differences([lines], ["toy_text, 100 examples"], title))
 
@@ -164,10 +182,18 @@ def overhead(folder: Path) -> Drawing:
 
 
 EQUIVALENT = {
-    "model": "olmoe", "device": "NVIDIA H200", "task": "gsm8k", "documents": 100, "new_tokens": 128, "layers": 8,
-    "equivalent_layers": 9, "calibrated_size_ratio": 1.05,
-    "size_ratio": 1.1, "size_ratio_low": 1.0, "size_ratio_high": 1.2,
-}  # fmt: skip
+    "model": "olmoe",
+    "device": "NVIDIA H200",
+    "task": "gsm8k",
+    "documents": 100,
+    "new_tokens": 128,
+    "layers": 8,
+    "equivalent_layers": 9,
+    "calibrated_size_ratio": 1.05,
+    "size_ratio": 1.1,
+    "size_ratio_low": 1.0,
+    "size_ratio_high": 1.2,
+}
 
 
 def equivalent(folder: Path) -> Drawing:
@@ -211,8 +237,8 @@ def epochs(folder: Path) -> Drawing:
         write_jsonl(folder / "models" / name / "expert_metrics.jsonl", lines)
     cells = []
     for name, schedule in (("one", "none-router"), ("two", "experts")):
-        own = expert_results(finetune_freeze={"model": name, "training": {}})
-        result = own.model_copy(update={"folder": folder / "runs" / name})
+        epochs_result = expert_results(finetune_freeze={"model": name, "training": {}})
+        result = epochs_result.model_copy(update={"folder": folder / "runs" / name})
         cells.append(placed_cell(result, model="olmoe-base", method__schedule=schedule))
     return draw_epochs(CellTable(experiment_of(rows=["model"], columns=["method.schedule"]), cells))
 
@@ -223,7 +249,10 @@ def flops(folder: Path) -> Drawing:
 
 
 def flops_drawing(points: Sequence[tuple[int | None, float, float]]) -> Drawing:
-    """`points`: core experts, TFLOPs per question and accuracy of runs of C3PO, next to a base model of 0.5."""
+    """`points`: core experts, TFLOPs per question and accuracy of runs of C3PO.
+
+    The base model's accuracy is 0.5.
+    """
     model = {"name": "olmoe", "top_k": 8, "experts": 64}
     shared = {"model": model, "samples": {"t": list(range(200))}}
     cells = [placed_cell(results_of(method="base", value=0.5, **shared))]
@@ -265,9 +294,9 @@ def schedules(folder: Path) -> Drawing:
     ]
     settings.append(("finetune-freeze", "router-none", 0.6))
     cells = [
-        cell(value + more, method=method, method__schedule=schedule, task=task)
+        cell(value + offset, method=method, method__schedule=schedule, task=task)
         for method, schedule, value in settings
-        for task, more in (("arc_challenge", 0.0), ("commonsense_qa", 0.2))
+        for task, offset in (("arc_challenge", 0.0), ("commonsense_qa", 0.2))
     ]
     axes = {"rows": ["method", "method.schedule"], "columns": ["task"], "average": "task"}
     paper = [
@@ -337,10 +366,10 @@ def designs(folder: Path) -> Drawing:
     """Two granularities with two routers next to a dense model: two panels."""
     coordinates = {"method.backbone": "olmoe"}
     cells = [
-        one
+        design_cell
         for label in ("2/8", "16/64", "dense")
         for backbone in (["dense"] if label == "dense" else ["olmoe", "deepseek"])
-        for one in design_cells(
+        for design_cell in design_cells(
             label, [[2.0, 2.2]], coordinates=coordinates | {"method.backbone": backbone}
         )
     ]
@@ -364,8 +393,8 @@ def training_curves(folder: Path) -> Drawing:
                     {"loss": loss + seed / 10 - step / 100, "step": step} for step in (20, 40, 60)
                 ]
                 write_jsonl(folder / "models" / f"{name}{seed}" / "log.jsonl", log)
-            for one in design_cells(label, [[2.0, 2.0]], coordinates=place):
-                one.results.clear()
+            for design_cell in design_cells(label, [[2.0, 2.0]], coordinates=place):
+                design_cell.results.clear()
                 for seed in (0, 1):
                     pretrain = {
                         "model": f"{name}{seed}",
@@ -374,8 +403,10 @@ def training_curves(folder: Path) -> Drawing:
                     result = trained_results(
                         [2.0, 2.2], seed=seed, run_id=f"{name}{seed}", pretrain=pretrain
                     )
-                    one.results.append(result.model_copy(update={"folder": folder / "runs" / "r"}))
-                cells.append(one)
+                    design_cell.results.append(
+                        result.model_copy(update={"folder": folder / "runs" / "r"})
+                    )
+                cells.append(design_cell)
     return draw_training_curves(CellTable(experiment(**axes), cells))
 
 
@@ -402,7 +433,8 @@ DRAWINGS: dict[str, Callable[[Path], Drawing]] = {
     "designs": designs,
     "training_curves": training_curves,
 }
-"""By kind: those of `papers/figure_kinds.py: FIGURES`, and `differences`, the figure of pages and of `Results.plot`."""
+"""Drawings by kind: the kinds of `papers/figure_kinds.py: FIGURES`, and `differences`, the figure
+of pages and of `Results.plot`."""
 
 
 # As many tasks, methods and layers as the papers have

@@ -1,8 +1,8 @@
 """The small configuration of every supported family: adding a family is one entry of `ZOO`.
 
-Windows, chunks and sparse attention are shorter than the prompts of the tests, biases and sinks are not zero, groups are
-real groups, and the first layer is dense where the family allows it, so that a test notices each of these.
-`tests/support/models.py` builds the models.
+Windows, chunks and sparse attention are shorter than the prompts of the tests, biases and sinks
+are not zero, groups are real groups, and the first layer is dense where the family allows it,
+so that a test notices each of these. `tests/support/models.py` builds the models.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ _WINDOW = dict(sliding_window=WINDOW)
 _DENSE_FIRST = dict(mlp_layer_types=["dense", "sparse", "sparse", "sparse"])
 _DENSE_FIRST_K = dict(first_k_dense_replace=1)
 _INDEXER = dict(index_n_heads=16, index_head_dim=16, index_topk=4)
-"""Many heads: with few of them many keys score an exact 0, and which of these are taken is not defined."""
+"""Many heads. With few, many keys score an exact 0, and the choice among them is undefined."""
 _HYBRID = dict(layer_types=["linear_attention", "full_attention"] * 2)
 _LINEAR_HEADS = dict(linear_num_value_heads=4, linear_num_key_heads=2)
 _LINEAR_HEADS |= dict(linear_key_head_dim=8, linear_value_head_dim=8)
@@ -156,7 +156,7 @@ ZOO: dict[str, dict[str, Any]] = {
     | dict(hc_lowrank=8, hc_count=2),
     "solar_open": _GROUPS | _HEADS | dict(n_shared_experts=1, norm_topk_prob=True),
 }
-"""`model_type` -> what its small configuration has beside `COMMON`; `...` leaves a key of that out."""
+"""`model_type` -> settings of its small configuration besides `COMMON`; `...` removes a key."""
 
 ONE_WAY = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
 """Families whose experts transformers computes in one way only."""

@@ -1,4 +1,5 @@
-"""Runs that answer from a table of random numbers in place of a model, and the views of stored results as text."""
+"""Runs that answer from a table of random numbers in place of a model, and the views
+of stored results as text."""
 
 import json
 import re
@@ -65,10 +66,11 @@ class GoldenRun(FakeRun):
         return read_run(self.folder)
 
     def values(self, among: str = "") -> list[float]:
-        """The score of each document: 1 with the method's share, and with half of it under another routing."""
+        """The score of each document: 1 with the method's share, with half
+        of it under another routing."""
         share = RIGHT[self.config.method.name] * (0.5 if among else 1)
-        own = Random(f"{self.run_id} {among}")
-        return [float(own.random() < share) for _ in range(DOCUMENTS)]
+        generator = Random(f"{self.run_id} {among}")
+        return [float(generator.random() < share) for _ in range(DOCUMENTS)]
 
 
 class GoldenRuns(FakeRuns):
@@ -76,9 +78,9 @@ class GoldenRuns(FakeRuns):
 
     def prepare(self, config: Config) -> GoldenRun:
         base = replace(config, method=get_method("base").Config(name="base"), seed=0)
-        others = {"baseline": GoldenRun(base)} if config.method.name != "base" else {}
+        compared = {"baseline": GoldenRun(base)} if config.method.name != "base" else {}
         run = GoldenRun(
-            config, compared_runs=others, tasks={"tasks": {str(config.task.name): Task()}}
+            config, compared_runs=compared, tasks={"tasks": {str(config.task.name): Task()}}
         )
         run.done = run.stored() is not None
         return run
@@ -86,10 +88,10 @@ class GoldenRuns(FakeRuns):
     def execute(self, run: GoldenRun, models: Any, *, begin: Any = None) -> FakeOutcome:
         if self.fails(run):
             raise self.errors[f"{run.config.method.name} {run.task}"]
-        for one in (*run.compared_runs.values(), run):
-            if one.stored() is None:
-                write_run(one)
-            one.done = True
+        for golden_run in (*run.compared_runs.values(), run):
+            if golden_run.stored() is None:
+                write_run(golden_run)
+            golden_run.done = True
         results = run.stored()
         assert results is not None
         return FakeOutcome(run, results, run.folder / "results.json")
@@ -102,7 +104,9 @@ class GoldenRuns(FakeRuns):
 
 
 def write_run(run: GoldenRun) -> None:
-    config, values, base = run.config, run.values(), run.compared_runs.get("baseline")
+    config = run.config
+    values = run.values()
+    base = run.compared_runs.get("baseline")
     changes: dict[str, Any] = {
         "intervals": {run.task: {METRIC: score_interval(values)}},
         "seed": config.seed,
@@ -145,12 +149,11 @@ def write_expert_metrics(run: GoldenRun) -> None:
         return {run.task: [generated_line(i, ("", value)) for i, value in scored]}
 
     def lost(among: str) -> dict[str, Any]:
-        found = losses({run.task: Task()}, samples(), [samples(among)])
-        return {
-            "tasks": {
-                task: {key: _plain(one) for key, one in of.items()} for task, of in found.items()
-            }
-        }
+        losses_by_task = losses({run.task: Task()}, samples(), [samples(among)])
+        tasks = {}
+        for task, losses_by_metric in losses_by_task.items():
+            tasks[task] = {metric: _plain(loss) for metric, loss in losses_by_metric.items()}
+        return {"tasks": tasks}
 
     entropy = {"value": 3.5, "ci95": [3.4, 3.6], "counted": 3.4, "maximum": 4.0, "layers": []}
     content = {
@@ -186,7 +189,8 @@ def _plain(loss: dict[str, Any]) -> dict[str, Any]:
 
 
 def views(output: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of each file that shows results: Markdown, CSV, JSON, the tables of pages and their LaTeX."""
+    """Name and text of each file that shows results: Markdown, CSV, JSON,
+    tables of pages, their LaTeX."""
     for file in sorted(output.rglob("*")):
         name = str(file.relative_to(output))
         if (
@@ -209,9 +213,9 @@ def views(output: Path) -> Iterator[tuple[str, str]]:
 def _lines(content: dict[str, Any]) -> Iterator[str]:
     """A line for each key of a JSON file, and for each entry of a list of mappings."""
     for key, value in sorted(content.items()):
-        several = isinstance(value, list) and value and isinstance(value[0], dict)
+        is_list = isinstance(value, list) and value and isinstance(value[0], dict)
         yield from (
-            f"{key}: {json.dumps(one, sort_keys=True)}" for one in (value if several else [value])
+            f"{key}: {json.dumps(item, sort_keys=True)}" for item in (value if is_list else [value])
         )
 
 
@@ -228,7 +232,8 @@ def _latex(page: Path) -> Iterator[str]:
 
 
 def normal(text: str, output: Path) -> str:
-    """The text without paths of this machine, versions, the time that is left, and digits that rounding decides."""
+    """The text without paths of this machine, versions, remaining time,
+    and digits that rounding decides."""
     text = text.replace(str(output), "<output>").replace(str(output.parent), "<folder>")
     for name, version in versions().items():
         text = text.replace(f'"{name}": "{version}"', f'"{name}": "<version>"')

@@ -1,4 +1,4 @@
-"""GPT-OSS in small, with its special tokens and chat template, and a model whose replies are given."""
+"""A small GPT-OSS with its special tokens and chat template; the replies are given."""
 
 from pathlib import Path
 from typing import Any

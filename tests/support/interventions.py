@@ -13,7 +13,8 @@ from tests.support.models import make_model
 
 
 def without_experts(model: Any, family: str, masked: list[int]) -> Any:
-    """The same model with one expert fewer in each layer: its router row and its weights are cut out."""
+    """The same model with one expert fewer in each layer: its router row
+    and its weights are removed."""
     config = model.config
     experts = next(key for key in ("num_experts", "num_local_experts") if hasattr(config, key))
     E = getattr(config, experts)
@@ -23,8 +24,8 @@ def without_experts(model: Any, family: str, masked: list[int]) -> Any:
         layer = re.search(r"layers\.(\d+)\.", name)
         if tensor.shape != smaller.state_dict()[name].shape:
             assert layer is not None
-            kept = [e for e in range(E) if e != masked[int(layer[1])]]
-            tensor = tensor[kept]
+            kept_experts = [e for e in range(E) if e != masked[int(layer[1])]]
+            tensor = tensor[kept_experts]
         state[name] = tensor
     smaller.load_state_dict(state)
     return smaller
@@ -34,7 +35,8 @@ def by_hand(ids: list[int], seed: int) -> Any:
     names = prefix_names(ids)
 
     def policy(router: Router, routing: Routing) -> Routing:
-        index, weights = [], []
+        index = []
+        weights = []
         for t in range(len(ids)):
             noise = gumbel(
                 seed, int(names[t]), 0, 0, router.layer, [t], routing.logits_TE.shape[-1]
@@ -49,11 +51,14 @@ def by_hand(ids: list[int], seed: int) -> Any:
 
 
 def some_rows(count: int = 9) -> list[dict[str, list[int]]]:
-    """Of different lengths, the first half of each without labels; the labels are what a model may predict or not."""
+    """Rows of different lengths, the first half of each without labels.
+
+    The labels are tokens that a model may or may not predict.
+    """
     random = torch.Generator().manual_seed(0)
-    found = []
+    rows = []
     for number in range(count):
         ids = torch.randint(1, VOCAB - 1, (4 + 5 * number % 17,), generator=random).tolist()
         labels = [NO_LABEL if place < len(ids) // 2 else token for place, token in enumerate(ids)]
-        found.append({"input_ids": ids, "labels": labels})
-    return found
+        rows.append({"input_ids": ids, "labels": labels})
+    return rows

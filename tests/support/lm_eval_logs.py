@@ -52,10 +52,11 @@ def write_log(
     date: str = DATE,
     **changes: Any,
 ) -> Path:
-    """The results file of an evaluation, its sample logs beside it.
+    """The results file of an evaluation, with its sample logs next to it.
 
     Args:
-        scores: the score of each task and group by `metric,filter`; means of the samples where they are not given.
+        scores: the score of each task and group by `metric,filter`.
+            A task that is not given has the means of its samples.
         changes: other keys of the results file.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +96,7 @@ def means(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def evaluation(
-    folder: Path, key: str, samples: Mapping[str, Sequence[Any]], **more: Any
+    folder: Path, key: str, samples: Mapping[str, Sequence[Any]], **options: Any
 ) -> Evaluation:
-    """A written and read evaluation; `more` goes to `write_log`."""
-    return read_evaluation(key, write_log(folder / key, samples, **more))
+    """A written and read evaluation; `options` go to `write_log`."""
+    return read_evaluation(key, write_log(folder / key, samples, **options))

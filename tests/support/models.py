@@ -13,8 +13,8 @@ from typing import Any
 from tests.support.families import COMMON, KV_CACHE_VARIANTS, VOCAB, ZOO
 
 FAMILIES = ("olmoe", "mixtral", "qwen2_moe")
-"""MoE families of PLAIN for tests of the engine. qwen3_moe differs from mixtral in its attention alone, and
-`tests/families/test_engine.py` compares every family with the slow references."""
+"""MoE families of PLAIN for tests of the engine. qwen3_moe differs from mixtral in its attention
+alone, and `tests/families/test_engine.py` compares every family with the slow references."""
 
 END_TOKEN = 256
 """Of the byte tokenizer: beginning, end and padding."""
@@ -31,7 +31,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "qwen3_moe": _QWEN | dict(num_experts=7, head_dim=16, norm_topk_prob=True),
     "llama": dict(num_key_value_heads=2, intermediate_size=40, num_experts_per_tok=...),
 }
-"""`model_type` -> its settings beside `_PLAIN_COMMON`: full attention in all layers, no windows or groups."""
+"""`model_type` -> settings in addition to `_PLAIN_COMMON`: full attention in all
+layers, no windows or groups."""
 
 
 def make_model(family: str, seed: int = 0, **changes: Any) -> Any:
@@ -52,8 +53,8 @@ def small_model(family: str) -> Any:
 
 def kv_cache_model(family: str) -> Any:
     """`small_model` that runs on a KV cache. Every call returns the same object."""
-    own = COMMON | ZOO[family] | KV_CACHE_VARIANTS.get(family, {})
-    return _built(family, json.dumps(_given(own)), 0)
+    settings = COMMON | ZOO[family] | KV_CACHE_VARIANTS.get(family, {})
+    return _built(family, json.dumps(_given(settings)), 0)
 
 
 def build(model_type: str, settings: dict[str, Any], seed: int = 0) -> Any:
@@ -86,7 +87,8 @@ def _built(model_type: str, settings: str, seed: int) -> Any:
 def _config(model_type: str, settings: dict[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
-    import moe_lab.models.designs  # noqa: F401 - registers this package's families with transformers
+    # the import registers this package's families with transformers
+    import moe_lab.models.designs  # noqa: F401
 
     return CONFIG_MAPPING[model_type](**settings)
 
@@ -135,8 +137,8 @@ def load_folder(folder: Path, dtype: str = "auto", device: str = "cpu", **model:
 def left_padded(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
     """`input_ids` and `attention_mask` of texts, padded on the left."""
     tokenizer.padding_side = "left"
-    found = tokenizer(texts, return_tensors="pt", padding=True)
-    return {name: found[name] for name in ("input_ids", "attention_mask")}
+    padded = tokenizer(texts, return_tensors="pt", padding=True)
+    return {name: padded[name] for name in ("input_ids", "attention_mask")}
 
 
 def new_tokens_of(ids: Any, inputs: dict[str, Any]) -> list[list[int]]:

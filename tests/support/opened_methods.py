@@ -8,11 +8,11 @@ from moe_lab.models.facts import ModelFacts, routing_facts
 from tests.support.ensembles import answered  # noqa: F401 - for the tests of methods
 
 
-def context(seed: int = 0, **more: Any) -> Context:
+def context(seed: int = 0, **changes: Any) -> Context:
     """The context of a run with the engine's default settings."""
     options = {"batch_size": "auto", "max_batch_size": None, "max_length": None}
     config: Any = SimpleNamespace(seed=seed, model=SimpleNamespace(add_bos_token=None), **options)
-    return Context(config=config, **more)
+    return Context(config=config, **changes)
 
 
 def facts_of(model: Any) -> ModelFacts:

@@ -1,6 +1,8 @@
-"""A device of the planned size suffices for random settings, on the stand-in for a GPU that counts its bytes.
+"""A device of the planned size suffices for random settings, on the stand-in for a
+GPU that counts its bytes.
 
-`tests/runs/planning/test_plan.py` runs this file in a process of its own. Broken by what a run holds and the plan leaves out.
+`tests/runs/planning/test_plan.py` runs this file in a process of its own. Broken by what a run
+holds and the plan leaves out.
 """
 
 import random
@@ -142,7 +144,7 @@ def drawn_ensemble(rng: random.Random) -> Ensemble:
 
 
 def drawn_model(rng: random.Random) -> Any:
-    """The configuration of a small model with a vocabulary of 512 to Gemma's tokens, which ends no text."""
+    """A small model's configuration: 512 tokens to Gemma's vocabulary, and no end of text."""
     vocabulary = int(LARGEST_VOCABULARY ** rng.uniform(0.5, 1))
     model = make_model(rng.choice(FAMILIES), vocab_size=512, num_hidden_layers=3)
     config = deepcopy(model.config)
@@ -216,7 +218,10 @@ class GivenReferences(ReferenceSet):
 
 
 def references_for(requests: list[ScoringRequest]) -> ReferenceSet:
-    """k references for each question, as long as the question, which are nearer to it than to other questions."""
+    """k references for each question, as long as the question.
+
+    They are nearer to it than to other questions.
+    """
     rng = random.Random(0)
     Q = len(requests)
     R = Q * C3PO.k

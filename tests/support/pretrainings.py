@@ -106,7 +106,8 @@ def training_of(
 
 
 def pretrain_in_turn(trainings: dict[Path, dict[str, Any]]) -> None:
-    """What each of two processes does: train each design and write down what this process's model holds."""
+    """The work of each of two processes: train each design and store what
+    this process's model holds."""
     dist.init_process_group("gloo")
     for folder, settings in trainings.items():
         weights = train(training_of(folder, **settings)).model.state_dict()

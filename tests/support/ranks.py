@@ -1,4 +1,5 @@
-"""Processes that work together as torchrun's do, forked from this one, which has everything imported already."""
+"""Processes that work together as torchrun's do, forked from this one, which has
+everything imported already."""
 
 import multiprocessing
 import os
@@ -20,9 +21,11 @@ PROCESSES = 2
 def fork_ranks(
     function: Callable[..., Any], *args: Any, log: Path, **environment: str
 ) -> list[int]:
-    """Call `function(*args)` in each of two processes of one group; its result is the exit code, None is 0.
+    """Call `function(*args)` in each of two processes of one group; its result
+    is the exit code, None is 0.
 
-    When one process fails, the others are killed. What they print is added to the file `log`. Returns the exit codes.
+    When one process fails, the others are killed. What they print is added to the file
+    `log`. Returns the exit codes.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -33,8 +36,8 @@ def fork_ranks(
         "MASTER_PORT": str(port),
     }
     fork = multiprocessing.get_context("fork")
-    given = (environment, log, function, args)
-    ranks = [fork.Process(target=_rank, args=(rank, *given)) for rank in range(PROCESSES)]
+    arguments = (environment, log, function, args)
+    ranks = [fork.Process(target=_rank, args=(rank, *arguments)) for rank in range(PROCESSES)]
     for process in ranks:
         process.start()
     running = list(ranks)
@@ -56,7 +59,7 @@ def _kill(processes: list[Any]) -> None:
 def _rank(
     rank: int, environment: dict[str, str], log: Path, function: Callable[..., Any], args: tuple
 ) -> None:
-    """One process: the environment of torchrun, and nothing that this process remembers of being a single one."""
+    """One process: torchrun's environment, and nothing kept from being a single process."""
     os.environ |= environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):

@@ -4,7 +4,10 @@ from moe_lab.engine.planned import Asked, Prompt
 from moe_lab.tasks.workload import Workload
 
 
-def generating(documents: int, prompt: int, new: int, each: int = 1) -> Workload:
-    """Documents with `each` prompts of `prompt` tokens, which begin differently, and answers of `new` tokens."""
-    prompts = {str(i): Prompt((i,) * prompt, (new,)) for i in range(documents * each)}
+def generating(documents: int, prompt: int, new: int, prompts_each: int = 1) -> Workload:
+    """Documents with `prompts_each` prompts of `prompt` tokens and answers of `new` tokens.
+
+    The prompts begin differently.
+    """
+    prompts = {str(i): Prompt((i,) * prompt, (new,)) for i in range(documents * prompts_each)}
     return Workload(documents, ((1, Asked(generated={"": prompts})),))

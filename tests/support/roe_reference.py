@@ -1,6 +1,8 @@
-"""RoE computed slowly and obviously: one routing sample at a time, no cache, float64, one token after the other.
+"""RoE computed slowly and obviously: one routing sample at a time, no cache, float64,
+one token after the other.
 
-Shares with the package the keyed noise alone (which has golden values of its own in tests/routing/test_noise.py).
+Shares with the package the keyed noise alone (which has golden values of its own
+in tests/routing/test_noise.py).
 """
 
 import copy
@@ -15,7 +17,10 @@ from tests.support.families import ONE_WAY
 
 
 def noisy_positions(prompt, ids, cache="clean", prefill="noisy"):
-    """Which tokens of a sample are routed with noise: in the clean cache the last one, whose prefix is sample 0's."""
+    """Which tokens of a sample are routed with noise.
+
+    With the clean cache it is the last token, whose prefix is that of sample 0.
+    """
     if cache == "clean":
         return range(len(ids) - 1, len(ids))
     return range(len(prompt) - 1 if prefill == "clean" else 0, len(ids))
@@ -74,7 +79,8 @@ def _sample_probs(
 
 def score(model64, context, continuation, n, temperatures, seed=0, **switches):
     """(log-likelihood, whether greedy) of a continuation, token by token."""
-    total, greedy = 0.0, True
+    total = 0.0
+    greedy = True
     for i, token in enumerate(continuation):
         ids = [*context, *continuation[:i]]
         probs = next_token_probs(model64, context, ids, n, temperatures, seed, **switches)
@@ -85,7 +91,8 @@ def score(model64, context, continuation, n, temperatures, seed=0, **switches):
 
 def generate(model64, prompt, n, temperatures, steps, seed=0, repeat=0, **switches):
     """Greedy tokens, and the smallest gap between the best two probabilities met on the way."""
-    ids, gap = list(prompt), math.inf
+    ids = list(prompt)
+    gap = math.inf
     for _ in range(steps):
         probs = next_token_probs(model64, prompt, ids, n, temperatures, seed, repeat, **switches)
         best = probs.topk(2)
@@ -95,7 +102,7 @@ def generate(model64, prompt, n, temperatures, steps, seed=0, repeat=0, **switch
 
 
 def in_float64(model):
-    """The model in float64, its experts in transformers' plain loop, where the family can do these."""
+    """The model in float64, its experts in transformers' plain loop, if the family can."""
     double = copy.deepcopy(model)
     if model.config.model_type != "inkling2_text":  # mixes float32 into everything
         double = double.double()

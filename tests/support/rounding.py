@@ -1,7 +1,8 @@
-"""Float32 results of the small models that are equal but for the order of their sums (`moe_lab.results.rounding`).
+"""Float32 results of the small models that are equal but for the order of their sums
+(`moe_lab.results.rounding`).
 
-The bound is 1.1e-5 for one token, three times as much for three. A wrong index, mask or key moves these numbers by more
-than 1e-3.
+The bound is 1.1e-5 for one token, three times as much for three. A wrong index, mask or key moves
+these numbers by more than 1e-3.
 """
 
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ VOCABULARY = 300
 
 
 def bound(expected: Any, tokens: int = 1) -> float:
-    """The largest difference that rounding explains, for numbers that are sums over `tokens` tokens."""
+    """The largest difference that rounding explains, for sums over `tokens` tokens."""
     return rounding.bound(_largest(expected), tokens, VOCABULARY)
 
 
@@ -25,12 +26,12 @@ def approx(expected: Any, tokens: int = 1) -> Any:
     return pytest.approx(expected, abs=bound(expected, tokens))
 
 
-def assert_close(found: Any, expected: Any, tokens: int = 1, equal_nan: bool = False) -> None:
+def assert_close(actual: Any, expected: Any, tokens: int = 1, equal_nan: bool = False) -> None:
     """`torch.testing.assert_close` with that bound."""
     import torch
 
     atol = bound(expected.detach().nan_to_num(), tokens)
-    torch.testing.assert_close(found, expected, atol=atol, rtol=0, equal_nan=equal_nan)
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=0, equal_nan=equal_nan)
 
 
 def _largest(expected: Any) -> float:

@@ -1,4 +1,5 @@
-"""Methods that change routing, against full forward passes in float64 with experts that are chosen by hand."""
+"""Methods that change routing, against full forward passes in float64 with experts that are chosen
+by hand."""
 
 import copy
 from collections.abc import Callable
@@ -59,7 +60,7 @@ def weights_of(kind: str, router: Any, logits: Any, experts: list[int]) -> Any:
 
 
 def routed_pass(model64: Any, ids: list[int], route: Callable[[int, Any, Any], Any]) -> Any:
-    """float64 [S, V] of one pass in which `route(layer, router, output)` replaces each router's output."""
+    """float64 [S, V] of one pass; `route(layer, router, output)` replaces a router's output."""
     handles = []
     for router in find_routers(model64):
 
@@ -75,7 +76,10 @@ def routed_pass(model64: Any, ids: list[int], route: Callable[[int, Any, Any], A
 
 
 def check_answers(lm: Any, log_probs: Callable[[list[int]], Any], eos: int) -> None:
-    """Scores of PAIRS and texts of PROMPTS are those of `log_probs`: token ids -> float64 [S, V] of one pass."""
+    """Scores of PAIRS and texts of PROMPTS are those of `log_probs`.
+
+    It returns float64 [S, V] for S token ids.
+    """
     expected = []
     for pair in PAIRS:
         context, answer = lm.encode_pair(*pair)
@@ -116,8 +120,8 @@ def dropping(model: Any) -> Any:
     """A copy whose blocks drop the weakest expert themselves."""
 
     def drop_weakest(experts: Any, args: tuple) -> tuple:
-        hidden, index_TK, weights_TK, *others = args
-        return hidden, index_TK, without_weakest(weights_TK), *others
+        hidden, index_TK, weights_TK, *other_arguments = args
+        return hidden, index_TK, without_weakest(weights_TK), *other_arguments
 
     changed = copy.deepcopy(model)
     for router in find_routers(changed):

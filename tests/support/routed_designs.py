@@ -22,9 +22,9 @@ def made(router: str, **settings: Any) -> Any:
     config = architecture(design(router=router, **settings), tokenizer)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        for name, own in [*model.named_parameters(), *model.named_buffers()]:
-            if "bias" in name or (own.dim() > 1 and own.is_floating_point()):
-                own.normal_(0, 0.2)
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if "bias" in name or (tensor.dim() > 1 and tensor.is_floating_point()):
+                tensor.normal_(0, 0.2)
     if router in UNITS:
         model.set_units(unit_tables(tokenizer, router))
     return model

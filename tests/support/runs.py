@@ -46,7 +46,8 @@ def choices(count: int, start: int = 0) -> list[dict[str, Any]]:
 
 
 def arc(folder: Path, answers: str = "ABCABC") -> Path:
-    """A data_dir with six questions whose right answers are those letters, and 48 others in the train split."""
+    """A data_dir with six questions whose right answers are those letters,
+    and 48 in the train split."""
     test = [row | {"answerKey": answer} for row, answer in zip(choices(6), answers, strict=True)]
     write_jsonl(folder / "arc_easy" / "test.jsonl", test)
     write_jsonl(folder / "arc_easy" / "train.jsonl", choices(60)[12:])
@@ -54,7 +55,10 @@ def arc(folder: Path, answers: str = "ABCABC") -> Path:
 
 
 def small_data(folder: Path) -> Path:
-    """A data_dir with `addsub` (12 documents), `arc_easy` (10, and 6 for few-shot) and `gsm8k` (5, and 4)."""
+    """A data_dir with `addsub` (12 documents), `arc_easy` (10) and `gsm8k` (5).
+
+    `arc_easy` has 6 few-shot examples, `gsm8k` has 4.
+    """
     write_jsonl(folder / "addsub" / "test.jsonl", sums(12))
     write_jsonl(folder / "arc_easy" / "test.jsonl", choices(10))
     write_jsonl(folder / "arc_easy" / "train.jsonl", choices(6, start=100))
@@ -107,8 +111,8 @@ def facts(family: str = "olmoe", moe_layers: int = 8) -> ModelFacts:
 
 def tuned(tiny_olmoe_dir, data, tmp_path, task, **keys) -> Config:
     tuning = {"name": "tpe", "num_samples": 4, "n_trials": 3} | keys.pop("tuning", {})
-    given = config(
+    run_config = config(
         tiny_olmoe_dir, data, tmp_path, task, "roe", tuning=TuningConfig(**tuning), **keys
     )
-    given.data_dir = None if task.startswith("toy") else given.data_dir
-    return given
+    run_config.data_dir = None if task.startswith("toy") else run_config.data_dir
+    return run_config

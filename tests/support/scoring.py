@@ -8,21 +8,27 @@ from moe_lab.tasks.lm_eval_versions.metrics import output_filters
 
 
 def filtered(task: Any, responses: Sequence[Any]) -> dict[str, Any]:
-    """What each of the task's filters passes on of several responses to one request; of one response itself."""
+    """What each of the task's filters returns for several responses to one request.
+
+    One response counts as a list of one.
+    """
     instance = instance_of("generate_until", ("", {}))
     instance.resps = list(responses)
     for output_filter in output_filters(task):
         output_filter.apply([instance])
-    found: dict[str, Any] = {}
+    filtered_answers: dict[str, Any] = {}
     for name, value in instance.filtered_resps.items():
         # lm-eval 0.5 has a list for each request
         in_list = hasattr(task, "scorers") and len(value) == 1
-        found[name] = value[0] if in_list else value
-    return found
+        filtered_answers[name] = value[0] if in_list else value
+    return filtered_answers
 
 
 def scores_of(task: Any, document: Any, *responses: Any) -> dict[str, Any]:
-    """The metrics of a document with one response to each of its requests. The task has one filter."""
+    """The metrics of a document with one response to each of its requests.
+
+    The task has one filter.
+    """
     requests = task.construct_requests(doc=document, ctx="", doc_id=0)
     instances = requests if isinstance(requests, list) else [requests]
     for instance, response in zip(instances, responses, strict=True):

@@ -1,4 +1,5 @@
-"""What routers do, one token at a time in Python's floats: written from the models' papers and code, for all families.
+"""What routers do, one token at a time in Python's floats: written from the models' papers
+and code, for all families.
 
 Shares nothing with `moe_lab.routing` but the keyed noise, which the callers bring.
 """
@@ -6,6 +7,7 @@ Shares nothing with `moe_lab.routing` but the keyed noise, which the callers bri
 import math
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -50,16 +52,22 @@ _CHOSEN = Spec("chosen")
 
 _SHARED = {
     (
-        "axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 dots1 dots3_note_text exaone_moe glm4_moe "
-        "glm4_moe_lite glm_moe_dsa hy_v4 kimi_linear mimo_v2_flash nemotron_h solar_open"
+        "axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 dots1 dots3_note_text exaone_moe "
+        "glm4_moe glm4_moe_lite glm_moe_dsa hy_v4 kimi_linear mimo_v2_flash nemotron_h solar_open"
     ): _DEEPSEEK_V3,
     (
-        "aria_text cohere2_moe gpt_oss granitemoe granitemoe_swa granitemoehybrid granitemoeshared jetmoe"
+        "aria_text cohere2_moe gpt_oss granitemoe granitemoe_swa granitemoehybrid "
+        "granitemoeshared jetmoe"
     ): _CHOSEN,
-    "deepseek flex_olmo mellum moe_design olmoe qwen2_moe qwen3_moe qwen3_next qwen4_exp_text": _NORM_KEY,
+    (
+        "deepseek flex_olmo mellum moe_design olmoe qwen2_moe qwen3_moe qwen3_next qwen4_exp_text"
+    ): _NORM_KEY,
     "dbrx hunyuan_v1_moe minimax mixtral qwen3_5_moe_text": Spec(renormalize=True),
 }
-"""Names of several families -> what all of them do. DBRX's small configuration divides by the sum."""
+"""Names of several families -> the rule of all of them.
+
+DBRX's small configuration divides by the sum.
+"""
 SPECS = {name: spec for names, spec in _SHARED.items() for name in names.split()} | {
     "afmoe": Spec("sigmoid", "scores", "expert_bias", True, 1e-20, "route_scale"),
     "beam": Spec("sigmoid", "scores", _GATE_BIAS, "norm_topk_prob", 1e-20, groups=2),
@@ -110,12 +118,12 @@ def noisy_tokens(count: int, row: int = 1, document: int = 77) -> NoisyTokens:
 
 
 def routers_of(model) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
-    """(router, its MoE block) in the order of layers; the routers of JetMoE's attention are none."""
-    found = []
+    """(router, its MoE block) in the order of layers, without the routers of JetMoE's attention."""
+    routers = []
     for name, module in model.named_modules():
         if _ROUTER.search(type(module).__name__) and "attention" not in name:
-            found.append((module, model.get_submodule(name.rpartition(".")[0])))
-    return found
+            routers.append((module, model.get_submodule(name.rpartition(".")[0])))
+    return routers
 
 
 def route(
@@ -143,7 +151,8 @@ def route(
     open_experts = _open(spec, config, noisy)
     chosen = sorted(open_experts, key=lambda e: -noisy[e])[:k]
     if perturbed:
-        logits, scores = noisy, _scores(spec, noisy)
+        logits = noisy
+        scores = _scores(spec, noisy)
     return chosen, _weights(spec, config, router, logits, scores, chosen)
 
 
@@ -162,11 +171,14 @@ def _open(spec, config, noisy):
         return range(len(noisy))
     size = len(noisy) // count
     groups = [range(g * size, (g + 1) * size) for g in range(count)]
-    best = sorted(
-        groups,
-        key=lambda group: -sum(sorted((noisy[e] for e in group), reverse=True)[: spec.groups]),
-    )
-    return [e for group in best[: config.topk_group] for e in group]
+
+    def group_score(group):
+        """The sum of the group's best scores."""
+        scores = sorted((noisy[e] for e in group), reverse=True)
+        return sum(scores[: spec.groups])
+
+    best_groups = sorted(groups, key=group_score, reverse=True)[: config.topk_group]
+    return list(chain.from_iterable(best_groups))
 
 
 def _weights(spec, config, router, logits, scores, chosen):
@@ -175,9 +187,9 @@ def _weights(spec, config, router, logits, scores, chosen):
     if spec.score == "sparse mixer":
         return _sparse_mixer(logits, chosen, router.router_jitter_noise)
     weights = [scores[e] for e in chosen]
-    renormalize = (
-        getattr(config, spec.renormalize) if isinstance(spec.renormalize, str) else spec.renormalize
-    )
+    renormalize = spec.renormalize
+    if isinstance(renormalize, str):
+        renormalize = getattr(config, renormalize)
     if renormalize:
         total = sum(weights) + spec.eps
         weights = [value / total for value in weights]
@@ -191,11 +203,14 @@ def _weights(spec, config, router, logits, scores, chosen):
 
 def _sparse_mixer(logits, chosen, jitter):
     """Phi-MoE: a softmax over those left that are not too far below the chosen one."""
-    left, weights = dict(enumerate(logits)), []
+    remaining = dict(enumerate(logits))
+    weights = []
     for e in chosen:
-        near = [v for v in left.values() if (logits[e] - v) / max(abs(v), logits[e]) <= 2 * jitter]
+        near = [
+            v for v in remaining.values() if (logits[e] - v) / max(abs(v), logits[e]) <= 2 * jitter
+        ]
         weights.append(math.exp(logits[e]) / sum(math.exp(v) for v in near))
-        del left[e]
+        del remaining[e]
     return weights
 
 
@@ -205,14 +220,16 @@ def install(model, layer: int, positions, draw, temperature: float, perturbed=Fa
     `draw` gives noise [positions, experts] for a number of experts.
     """
     router, block = routers_of(model)[layer]
-    config, spec = model.config, SPECS[model.config.model_type]
+    config = model.config
+    spec = SPECS[model.config.model_type]
 
     def again(logits, weights, index):
-        weights, index = weights.clone(), index.clone()
-        for position, own in zip(positions, draw(logits.shape[-1]), strict=True):
+        weights = weights.clone()
+        index = index.clone()
+        for position, noise_row in zip(positions, draw(logits.shape[-1]), strict=True):
             token = (
                 logits[position].tolist(),
-                own.tolist(),
+                noise_row.tolist(),
                 temperature,
                 index.shape[-1],
                 perturbed,
@@ -225,19 +242,19 @@ def install(model, layer: int, positions, draw, temperature: float, perturbed=Fa
     return _HOOKS.get(config.model_type, _triple)(router, again)
 
 
-def _triple(router, again):
+def _triple(router, rerouted):
     def hook(module, args, output):
         logits, weights, index = output
-        return (logits, *again(logits, weights, index))
+        return (logits, *rerouted(logits, weights, index))
 
     return [router.register_forward_hook(hook)]
 
 
-def _llama4(router, again):
+def _llama4(router, rerouted):
     def hook(module, args, output):
         dense, logits = output
         index = logits.topk(module.top_k).indices
-        weights, index = again(logits, dense.gather(1, index), index)
+        weights, index = rerouted(logits, dense.gather(1, index), index)
         dense = torch.zeros_like(dense)
         for token in range(len(dense)):
             for e, weight in zip(index[token], weights[token], strict=True):
@@ -247,30 +264,30 @@ def _llama4(router, again):
     return [router.register_forward_hook(hook)]
 
 
-def _jetmoe(router, again):
+def _jetmoe(router, rerouted):
     def hook(module, args, output):
         logits = output[-1]
         index = logits.topk(module.top_k).indices
-        weights, index = again(logits, torch.zeros(index.shape, dtype=output[2].dtype), index)
-        own = logits.topk(module.top_k)
+        weights, index = rerouted(logits, torch.zeros(index.shape, dtype=output[2].dtype), index)
+        top_logits = logits.topk(module.top_k)
         for token in range(len(logits)):  # tokens without noise keep the softmax over their chosen
             if not weights[token].any():
-                weights[token] = own.values[token].softmax(-1).to(weights.dtype)
+                weights[token] = top_logits.values[token].softmax(-1).to(weights.dtype)
         experts = index.flatten().tolist()
         pairs = sorted((expert, place) for place, expert in enumerate(experts))
         order = torch.tensor([pair for _, pair in pairs])
-        counts = [sum(e == expert for e, _ in pairs) for expert in range(logits.shape[-1])]
+        counts = [experts.count(expert) for expert in range(logits.shape[-1])]
         return order, order // module.top_k, weights.flatten()[order], counts, logits
 
     return [router.register_forward_hook(hook)]
 
 
-def _dbrx(block, again):
+def _dbrx(block, rerouted):
     seen = []
 
     def experts_hook(module, args):
         hidden, index, weights = args
-        weights, index = again(seen[-1], weights, index)
+        weights, index = rerouted(seen[-1], weights, index)
         return hidden, index, weights
 
     return [

@@ -35,11 +35,11 @@ def block_of(
 def result_with(
     results: Mapping[str, Any] = {},
     folder: Path | None = None,
-    more: Mapping[str, Any] = {},
+    content: Mapping[str, Any] = {},
     **changes: Any,
 ) -> RunResult:
-    """A result with these scores, these changes to the block of `block_of`, and more keys of lm-eval."""
-    return RunResult({"results": results, "moe_lab": block_of() | changes, **more}, folder)
+    """A result with these scores, changes to `block_of`'s block, and `content` of lm-eval."""
+    return RunResult({"results": results, "moe_lab": block_of() | changes, **content}, folder)
 
 
 def changed(result: RunResult, **changes: Any) -> RunResult:
@@ -77,10 +77,10 @@ def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: A
     return RunResult({"results": {"t": {"acc,none": value}}, "moe_lab": block})
 
 
-def expert_results(value: float = 0.6, **more) -> RunResult:
+def expert_results(value: float = 0.6, **changes) -> RunResult:
     block = block_of("finetune-freeze", run_id="r1", intervals={"t": {"acc,none": [0.4, 0.8]}})
     scores = {"t": {"acc,none": value, "acc_stderr,none": 0.05}}
-    return RunResult({"results": scores, "moe_lab": block | more})
+    return RunResult({"results": scores, "moe_lab": block | changes})
 
 
 def loss(difference: float) -> dict:
@@ -102,9 +102,9 @@ EXPERT_METRICS: dict[str, Any] = {
 
 def cell_table(*cells: TableCell, **keys: Any) -> CellTable:
     """Cells of an experiment without axes; `keys` are those of the Experiment."""
-    given = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}, "paper": []}
+    settings = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}, "paper": []}
     axes: dict[str, Any] = {"rows": [], "columns": [], "metric": "headline"}
-    return CellTable(Experiment(**(given | axes | keys)), cells)
+    return CellTable(Experiment(**(settings | axes | keys)), cells)
 
 
 def cell_of(**changes: Any) -> TableCell:

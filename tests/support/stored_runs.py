@@ -13,9 +13,9 @@ Given = tuple[Any, float]
 CHOICES = (" red", " green", " blueish")
 
 
-def generated_line(number: int, given: Given, prompt: str = "Question") -> dict[str, Any]:
+def generated_line(number: int, reply: Given, prompt: str = "Question") -> dict[str, Any]:
     """A line of a sample log with a generated answer."""
-    text, value = given
+    text, value = reply
     return {
         "doc_id": number,
         "target": f"target {number}",
@@ -27,9 +27,9 @@ def generated_line(number: int, given: Given, prompt: str = "Question") -> dict[
     }
 
 
-def choice_line(number: int, given: Given) -> dict[str, Any]:
+def choice_line(number: int, reply: Given) -> dict[str, Any]:
     """A line of a sample log with the log-probabilities of CHOICES."""
-    scores, value = given
+    scores, value = reply
     arguments = {
         f"gen_args_{i}": {"arg_0": "Which?", "arg_1": choice} for i, choice in enumerate(CHOICES)
     }
@@ -91,10 +91,11 @@ def pair_of_runs(
     of_choices: bool = False,
     **changes: Any,
 ) -> tuple[RunResult, RunResult]:
-    """A run of the base model and one of RoE that is compared with it; `changes` go to RoE's block."""
+    """A run of the base model and a run of RoE that is compared with it;
+    `changes` go to RoE's block."""
     line = choice_line if of_choices else generated_line
-    base_lines = [line(number, given) for number, given in enumerate(before)]
-    roe_lines = [line(number, given) for number, given in enumerate(after)]
+    base_lines = [line(number, reply) for number, reply in enumerate(before)]
+    roe_lines = [line(number, reply) for number, reply in enumerate(after)]
     base = stored_run(output, "b" * 64, base_lines, "base")
     roe = stored_run(output, "a" * 64, roe_lines, baseline="b" * 64, **changes)
     return base, roe

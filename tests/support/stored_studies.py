@@ -18,7 +18,10 @@ def write_study(
     tuning: str = "tpe",
     **info: Any,
 ) -> Path:
-    """A study whose trials have these values (None: pruned); `temperature` is the best profile's."""
+    """A study whose trials have these values (None: pruned).
+
+    `temperature` is that of the best profile.
+    """
     content = {
         "study_id": "s",
         "model": "tiny",
@@ -51,9 +54,9 @@ def _write_trials(path: Path, values: Sequence[float | None], tuning: str) -> No
     lines = [f"number,value,datetime_start,datetime_complete,duration,{parameter},state"]
     for number, value in enumerate(values):
         # Optuna keeps the last intermediate value of a pruned trial as its value
-        shown, state = ("9.9", "PRUNED") if value is None else (value, "COMPLETE")
+        shown_value, state = ("9.9", "PRUNED") if value is None else (value, "COMPLETE")
         lines.append(
-            f"{number},{shown},2026-01-01,2026-01-01,0 days,{round(0.05 * number, 2)},{state}"
+            f"{number},{shown_value},2026-01-01,2026-01-01,0 days,{round(0.05 * number, 2)},{state}"
         )
     lines.append(f"{len(values)},,2026-01-01,,,0.3,RUNNING")
     path.write_text("\n".join(lines) + "\n")

@@ -11,8 +11,8 @@ from tests.support.stored_results import changed, results_of
 
 BEFORE = [[[0.5, 0.3, 0.15, 0.05], [0.4, 0.3, 0.2, 0.1]]]
 AFTER = [[[0.5, 0.15, 0.3, 0.05], [0.05, 0.3, 0.2, 0.45]]]
-"""[tokens][layers][experts]; two of four experts are taken: layer 3 swaps its second for its third, layer 4 its first for
-its fourth."""
+"""[tokens][layers][experts]; two of four experts are taken: layer 3 swaps its second for its third,
+layer 4 its first for its fourth."""
 NEIGHBOURS = [
     {
         "reference": 7,
@@ -33,12 +33,14 @@ def scores_of(states: str) -> list[list[float]]:
 def traced_run(
     folder: Path, answers: list[str], core_experts: int | None = None, **trace: Any
 ) -> RunResult:
-    """Write `traces.jsonl` and the samples of a run whose right answer is always A; returns its result.
+    """Write `traces.jsonl` and the samples of a run whose right answer is always A;
+    returns its result.
 
     `answers` has for each question the answer in each state: "BAA" is right after the first step.
     """
     folder.mkdir(parents=True)
-    samples, traces = [], []
+    samples = []
+    traces = []
     for number, states in enumerate(answers):
         prompt = f"Question: {number}?\nAnswer:"
         arguments = {

@@ -1,4 +1,5 @@
-"""Suffixes of a few prompts on small models, whose last two MoE layers are re-routed, and other probabilities for them."""
+"""Suffixes of a few prompts on small models, whose last two MoE layers are re-routed,
+and other probabilities for them."""
 
 from typing import Any
 
@@ -30,7 +31,8 @@ def read_suffixes(
 
 
 def other_probs(model: Any, suffixes: list[PromptSuffix], seed: int = 3) -> dict[int, Tensor]:
-    """Random probabilities [questions, W, E] of each changed layer: some other experts become the largest."""
+    """Random probabilities [questions, W, E] of each changed layer; other
+    experts become the largest."""
     torch.manual_seed(seed)
     W, _, E = suffixes[0].pathway_WME.shape
     probs = {}

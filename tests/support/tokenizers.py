@@ -24,14 +24,17 @@ FAMILIES = {
     "SentencePiece unigram": False,
     "SentencePiece unigram, blank in front": True,
 }
-"""Whether the text of tokens depends on those before them: OLMoE, RoBERTa, Gemma, Mixtral, (none known), T5."""
+"""Whether the text of tokens depends on earlier tokens, by tokenizer.
+
+OLMoE, RoBERTa, Gemma, Mixtral, none known, T5.
+"""
 
 
 @cache
 def tokenizer_of(family: str) -> Any:
     """Trained on a program and a worked answer."""
-    kind, _, more = family.partition(", ")
-    backend = _BUILT[kind](blank_in_front=bool(more))
+    kind, _, option = family.partition(", ")
+    backend = _BUILT[kind](blank_in_front=bool(option))
     return PreTrainedTokenizerFast(tokenizer_object=backend, **ROLES)
 
 

@@ -32,8 +32,8 @@ def cell(value: float = 0.6, metric: str = "headline", **coordinates: Any) -> Ta
     )
 
 
-def bars(**more: Any) -> Experiment:
-    """An experiment of fine-tunings by schedule and task; `more` are other keys."""
+def bars(**changes: Any) -> Experiment:
+    """An experiment of fine-tunings by schedule and task; `changes` are other keys."""
     average = {"method.schedule": "none-router", "task": "average"}
     keys = KEYS | {
         "metric": "headline",
@@ -42,7 +42,7 @@ def bars(**more: Any) -> Experiment:
         "average": "task",
         "paper": [Published(cell=average, value=65.0, unit="percent", place="T")],
     }
-    return Experiment(**(keys | more))
+    return Experiment(**(keys | changes))
 
 
 def cells() -> list[TableCell]:
@@ -60,7 +60,7 @@ def cells() -> list[TableCell]:
 METRICS = {"held-out loss": LOSS, "accuracy": "headline"}
 
 
-def experiment(**more: Any) -> Experiment:
+def experiment(**changes: Any) -> Experiment:
     """Granularity down, routers down, tasks and measures across."""
     keys = KEYS | {
         "rows": ["method.label", "method.router"],
@@ -70,13 +70,14 @@ def experiment(**more: Any) -> Experiment:
         "paper": [],
         "chance": {"a": 0.25, "b": 0.5},
     }
-    return Experiment(**(keys | more))
+    return Experiment(**(keys | changes))
 
 
 def trained_results(
-    rows: Sequence[float], *, accuracy: float = 0.4, leak: float | None = None, **more: Any
+    rows: Sequence[float], *, accuracy: float = 0.4, leak: float | None = None, **changes: Any
 ) -> RunResult:
-    """A results.json of a design with these losses on held-out rows; `more` are other keys of its block."""
+    """A results.json of a design with these losses on held-out rows; `changes`
+    are other keys of its block."""
     validation = {
         "loss": sum(rows) / len(rows),
         "ci95": bootstrap_interval(rows),
@@ -91,7 +92,7 @@ def trained_results(
         "pretrain": {"model": "m", "training": {"validation": validation, "leak": leaks}},
         "partial": True,
     }
-    return results_of("pretrain", value=accuracy, **(block | more))
+    return results_of("pretrain", value=accuracy, **(block | changes))
 
 
 def design_cells(
@@ -101,9 +102,12 @@ def design_cells(
     accuracy: float = 0.4,
     router: str = "token",
     coordinates: dict[str, Any] | None = None,
-    **more: Any,
+    **changes: Any,
 ) -> list[TableCell]:
-    """The cells of a design on tasks a and b: accuracies, and one loss for both. `rows`: held-out losses by seed."""
+    """The cells of a design on tasks a and b: accuracies, and one loss for both.
+
+    `rows`: held-out losses by seed.
+    """
     keys = {"method.label": label, "method.router": router} | (coordinates or {})
     cells = []
     for task, measure in (("a", "accuracy"), ("b", "accuracy"), ("-", "held-out loss")):
@@ -111,7 +115,7 @@ def design_cells(
         for seed, seed_rows in enumerate(rows):
             run_id = f"{label}{seed}"
             results.append(
-                trained_results(seed_rows, accuracy=accuracy, run_id=run_id, seed=seed, **more)
+                trained_results(seed_rows, accuracy=accuracy, run_id=run_id, seed=seed, **changes)
             )
         cells.append(
             TableCell(

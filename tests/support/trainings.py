@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def rows(count: int, length: int = 10) -> list[Row]:
-    """Rows of `length`, `length` - 1 and `length` - 2 random tokens, all of which are trained on."""
+    """Rows of `length`, `length` - 1 and `length` - 2 random tokens; all tokens are trained on."""
     generator = torch.Generator().manual_seed(0)
     ids_by_row = torch.randint(1, VOCAB - 1, (count, length), generator=generator).tolist()
     made = []
@@ -83,7 +83,8 @@ def names_by_group(model: Any) -> dict[str, set[str]]:
 
 @contextmanager
 def interrupted(done: int, what: str | None = None) -> Iterator[None]:
-    """A training in this context stops at the first number that is checked after `done` optimizer steps.
+    """A training in this context stops at the first number that is checked
+    after `done` optimizer steps.
 
     Args:
         what: "loss", "gradient" or "validation loss": the first such number instead.

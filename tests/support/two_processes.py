@@ -81,7 +81,11 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def watched(on_step_end: Any, training: Any) -> Any:
-    """`Log.on_step_end`, which after each phase writes (weights, the names of what has moments, whether all is split)."""
+    """`Log.on_step_end`, which writes a line after each phase.
+
+    The line has the weights, the names of parameters with moments, and whether all moments
+    are split.
+    """
 
     def log_and_write(
         self: Any,
@@ -110,7 +114,10 @@ def watched(on_step_end: Any, training: Any) -> Any:
 
 
 def troubled(compute_loss: Any, die: int | None, poison: int | None) -> Any:
-    """The Trainer's `compute_loss`; process 1 dies in step `die`, and its loss in step `poison` is no number."""
+    """The Trainer's `compute_loss`.
+
+    Process 1 dies in step `die`; its loss in step `poison` is not a number.
+    """
 
     def compute_or_fail(self: Any, *args: Any, **options: Any) -> Any:
         step = self.state.global_step

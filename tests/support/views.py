@@ -1,4 +1,5 @@
-"""Views of stored results as the views of a command that has nothing else: its family are the comparisons given."""
+"""Views of stored results as the views of a command that has nothing else: its family
+are the comparisons given."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,5 +1,5 @@
-"""Breaks if a limit's documents depend on anything but task, limit and sample_seed, or if a document is both tuned on
-and tested.
+"""Breaks if a limit's documents depend on anything but task, limit and sample_seed,
+or if a document is both tuned on and tested.
 """
 
 from dataclasses import replace
@@ -38,8 +38,11 @@ def chosen(count: int, **keys: Any) -> list[int]:
 
 
 def test_a_smaller_limit_is_contained_in_a_larger_one_and_chooses_what_earlier_releases_chose():
-    small, large = chosen(1319, limit=50), chosen(1319, limit=100)
-    assert len(small) == 50 and len(large) == 100 and set(small) < set(large)
+    small = chosen(1319, limit=50)
+    large = chosen(1319, limit=100)
+    assert len(small) == 50
+    assert len(large) == 100
+    assert set(small) < set(large)
     assert small == sorted(small)
     assert small != list(range(50))
     assert chosen(100, limit=5) == [6, 9, 28, 38, 90]
@@ -47,12 +50,13 @@ def test_a_smaller_limit_is_contained_in_a_larger_one_and_chooses_what_earlier_r
 
 def test_only_task_and_sample_seed_decide():
     config = Config(limit=20)
-    both = select_documents(config, tasks(gsm8k=500, svamp=500))
-    assert both["gsm8k"] != both["svamp"]
-    other = replace(config, seed=7, fewshot_seed=3, num_fewshot=2)
-    assert select_documents(other, tasks(gsm8k=500))["gsm8k"] == both["gsm8k"]
+    selected_of_both = select_documents(config, tasks(gsm8k=500, svamp=500))
+    assert selected_of_both["gsm8k"] != selected_of_both["svamp"]
+    other_config = replace(config, seed=7, fewshot_seed=3, num_fewshot=2)
+    assert select_documents(other_config, tasks(gsm8k=500))["gsm8k"] == selected_of_both["gsm8k"]
     assert (
-        select_documents(replace(config, sample_seed=1), tasks(gsm8k=500))["gsm8k"] != both["gsm8k"]
+        select_documents(replace(config, sample_seed=1), tasks(gsm8k=500))["gsm8k"]
+        != selected_of_both["gsm8k"]
     )
 
 
@@ -77,7 +81,8 @@ def test_digest_follows_content():
             sampler=SimpleNamespace(df=pool),
             get_config={"num_fewshot": shots}.get,
         )
-        return documents_digest({"tasks": {"t": task}}, {"t": [0, 2]})["t"]  # type: ignore[typeddict-item]
+        tasks: Any = {"tasks": {"t": task}}
+        return documents_digest(tasks, {"t": [0, 2]})["t"]
 
     documents = [{"q": "a"}, {"q": "b"}, {"q": "c"}]
     first = digest(documents, [{"q": "x"}])
@@ -96,8 +101,8 @@ def config(data: Path | None, task: str, **keys) -> Config:
     return Config(task=TaskConfig(name=task), data_dir=data and str(data), offline=True, **keys)
 
 
-def view(one: Config, holdout: Holdout = HOLDOUT):
-    return next(iter(load_tasks(one, holdout)["tasks"].values()))
+def view(config: Config, holdout: Holdout = HOLDOUT):
+    return next(iter(load_tasks(config, holdout)["tasks"].values()))
 
 
 def hashes(task) -> set[str]:
@@ -124,22 +129,25 @@ def test_then_the_train_split_if_there_is_one_with_examples_from_its_other_rows(
     assert task.config.custom_dataset.source == "train"
     tuned = {document["question"] for document in task.task_docs}
     examples = {document["question"] for document in task.sampler.df}
-    assert len(tuned) == 4 and len(examples) == 16 and not tuned & examples
+    assert len(tuned) == 4
+    assert len(examples) == 16
+    assert not tuned & examples
     (data / "gsm8k" / "train.jsonl").unlink()
     assert view(config(data, "gsm8k", num_fewshot=0)).config.custom_dataset.source == "test"
 
 
 def test_else_a_sample_of_the_evaluated_split_which_the_test_leaves_out(data):
     """Few-shot examples come from the rows that are left, too."""
-    one = config(data, "addsub", num_fewshot=2)
-    task = view(one)
+    tested_config = config(data, "addsub", num_fewshot=2)
+    task = view(tested_config)
     assert task.config.custom_dataset.source == "test"
-    full = load_tasks(one)
-    left = select_documents(one, full, frozenset(hashes(task)))["addsub"]
-    assert len(left) == 8
-    tested = [document_hashes(full["tasks"]["addsub"])[number] for number in left]
-    assert len(tested) == 8 and not hashes(task) & set().union(*tested)
-    assert sorted(task.config.custom_dataset.numbers + left) == list(range(12))
+    full = load_tasks(tested_config)
+    remaining = select_documents(tested_config, full, frozenset(hashes(task)))["addsub"]
+    assert len(remaining) == 8
+    tested = [document_hashes(full["tasks"]["addsub"])[number] for number in remaining]
+    assert len(tested) == 8
+    assert not hashes(task) & set().union(*tested)
+    assert sorted(task.config.custom_dataset.numbers + remaining) == list(range(12))
     tuned = {document["question"] for document in task.task_docs}
     assert not tuned & {document["question"] for document in task.sampler.df}
     assert len(task.sampler.df) == 8
@@ -148,22 +156,22 @@ def test_else_a_sample_of_the_evaluated_split_which_the_test_leaves_out(data):
 def test_repeated_documents_are_left_out_of_the_test_too(data):
     rows = sums(6)
     write_jsonl(data / "addsub" / "test.jsonl", [*rows, *rows])
-    one = config(data, "addsub")
-    task = view(one)
+    tested_config = config(data, "addsub")
+    task = view(tested_config)
     tuned = {document["question"] for document in task.task_docs}
-    full = load_tasks(one)
-    left = select_documents(one, full, frozenset(hashes(task)))["addsub"]
+    full = load_tasks(tested_config)
+    remaining = select_documents(tested_config, full, frozenset(hashes(task)))["addsub"]
     documents = full["tasks"]["addsub"].task_docs
-    assert len(left) == 12 - 2 * len(tuned)
-    assert not tuned & {documents[number]["question"] for number in left}
+    assert len(remaining) == 12 - 2 * len(tuned)
+    assert not tuned & {documents[number]["question"] for number in remaining}
 
 
 def test_a_smaller_split_is_used_whole_and_no_test_left_is_an_error(data):
     assert len(view(config(data, "arc_easy"), Holdout(num_samples=300, seed=0)).task_docs) == 9
-    one = config(data, "addsub")
-    whole = hashes(view(one, Holdout(num_samples=300, seed=0)))
+    tested_config = config(data, "addsub")
+    whole = hashes(view(tested_config, Holdout(num_samples=300, seed=0)))
     with pytest.raises(TaskError, match="All 12 documents of addsub were tuned on"):
-        select_documents(one, load_tasks(one), frozenset(whole))
+        select_documents(tested_config, load_tasks(tested_config), frozenset(whole))
 
 
 def test_the_choice_depends_on_the_seed_only(data):
@@ -171,34 +179,42 @@ def test_the_choice_depends_on_the_seed_only(data):
         view(config(data, "gsm8k", num_fewshot=0, limit=limit), Holdout(num_samples=4, seed=seed))
         for limit, seed in ((None, 1), (2, 1), (None, 2))
     ]
-    first, again, other = (task.config.custom_dataset.numbers for task in numbers)
-    assert first == again != other
+    first, repeated_numbers, other_numbers = (
+        task.config.custom_dataset.numbers for task in numbers
+    )
+    assert first == repeated_numbers != other_numbers
 
 
 @pytest.mark.parametrize("name", ["toy_math", "toy_choice", "toy_text"])
 def test_the_toy_tasks_are_tuned_on_their_validation_split(name):
-    one = config(None, name)
-    task = view(one)
-    full = load_tasks(one)["tasks"][name]
+    tested_config = config(None, name)
+    task = view(tested_config)
+    full = load_tasks(tested_config)["tasks"][name]
     assert task.config.custom_dataset.source == "validation"
     assert not hashes(task) & hashes(full)
 
 
 def test_a_question_is_the_same_whatever_its_row_is_called(data):
-    """A row number, an identifier or another gold answer make no other question; other choices do."""
+    """Another row number, identifier or gold answer makes no other question; other choices do."""
     rows = choices(3)
-    others = {"text": ["red", "green", "pink"], "label": ["A", "B", "C"]}
-    rows += [dict(rows[0], id="other"), dict(rows[0], answerKey="B"), dict(rows[0], choices=others)]
+    other_choices = {"text": ["red", "green", "pink"], "label": ["A", "B", "C"]}
+    rows += [
+        dict(rows[0], id="other"),
+        dict(rows[0], answerKey="B"),
+        dict(rows[0], choices=other_choices),
+    ]
     write_jsonl(data / "arc_easy" / "test.jsonl", rows)
-    first, *_, same, gold, other = document_hashes(
+    first, *_, same_hash, gold, other_hash = document_hashes(
         load_tasks(config(data, "arc_easy"))["tasks"]["arc_easy"]
     )
-    assert first & same and first & gold and not first & other
+    assert first & same_hash
+    assert first & gold
+    assert not first & other_hash
 
 
 def test_other_choices_are_another_question_where_they_are_a_column(tmp_path):
-    other = HELLASWAG | {"endings": [f"{ending} Again." for ending in HELLASWAG["endings"]]}
-    write_jsonl(tmp_path / "hellaswag" / "validation.jsonl", [HELLASWAG, other])
+    other_columns = HELLASWAG | {"endings": [f"{ending} Again." for ending in HELLASWAG["endings"]]}
+    write_jsonl(tmp_path / "hellaswag" / "validation.jsonl", [HELLASWAG, other_columns])
     first, second = document_hashes(load_tasks(config(tmp_path, "hellaswag"))["tasks"]["hellaswag"])
     assert not first & second
 
@@ -215,11 +231,13 @@ def test_a_profile_keeps_its_documents_out_of_other_tasks_of_the_data(tmp_path, 
     pots = [HELLASWAG | {"ctx_a": f"Pot {i} boils."} for i in range(6)]
     write_jsonl(tmp_path / "hellaswag" / "validation.jsonl", pots)
 
-    def one(name: str) -> Config:
-        given = config(tmp_path, name)
-        given.task.data_folder = name.removesuffix("_answer_format")
-        return given
+    def config_of(name: str) -> Config:
+        base_config = config(tmp_path, name)
+        base_config.task.data_folder = name.removesuffix("_answer_format")
+        return base_config
 
-    task = view(one(tuned))
-    left = select_documents(one(tested), load_tasks(one(tested)), frozenset(hashes(task)))[tested]
-    assert sorted(left + task.config.custom_dataset.numbers) == list(range(6))
+    task = view(config_of(tuned))
+    remaining = select_documents(
+        config_of(tested), load_tasks(config_of(tested)), frozenset(hashes(task))
+    )[tested]
+    assert sorted(remaining + task.config.custom_dataset.numbers) == list(range(6))

@@ -1,4 +1,5 @@
-"""Breaks if a prompt contains its own document, if other prompts change, or if nobody is told where examples come from."""
+"""Breaks if a prompt contains its own document, if other prompts change, or if nobody
+is told where examples come from."""
 
 from pathlib import Path
 from typing import Any
@@ -74,28 +75,35 @@ LEAKING = {
     "evaluated on its validation split": "validation_split: test\nfewshot_split: test",
     "trained on its test split": "training_split: test\ntest_split: test",
     "first_n": "test_split: test\nfewshot_config: {sampler: first_n}",
-    "first_n of a validation split": "validation_split: test\nfewshot_config: {sampler: first_n, split: test}",
+    "first_n of a validation split": (
+        "validation_split: test\nfewshot_config: {sampler: first_n, split: test}"
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", LEAKING)
 def test_no_prompt_contains_its_own_document(kind, tmp_path):
-    """As lm-eval's own with its evaluated split named as `fewshot_split`, where it leaves the document out itself.
+    """As lm-eval's own with its evaluated split named as `fewshot_split`, where
+    it leaves the document out itself.
 
     The sampler `first_n` of 0.5 does not: its examples are the first of the others.
     """
     task = colours(tmp_path, LEAKING[kind])
-    found = prompts(task)
-    for question, prompt in zip(QUESTIONS, found, strict=True):
+    task_prompts = prompts(task)
+    for question, prompt in zip(QUESTIONS, task_prompts, strict=True):
         assert prompt.count(question["question"]) == 1
         assert prompt.count("Which colour") == 4
     if "first_n" in kind:
-        for question, prompt in zip(QUESTIONS, found, strict=True):
-            others = [other["question"] for other in QUESTIONS if other != question]
-            assert all(other in prompt for other in others[:3])
+        for question, prompt in zip(QUESTIONS, task_prompts, strict=True):
+            other_questions = [
+                other_question["question"]
+                for other_question in QUESTIONS
+                if other_question != question
+            ]
+            assert all(other_question in prompt for other_question in other_questions[:3])
         return
     (tmp_path / "colours.yaml").write_text(f"{YAML}test_split: test\nfewshot_split: test")
-    assert found == prompts(of_lm_eval(tmp_path))
+    assert task_prompts == prompts(of_lm_eval(tmp_path))
 
 
 def test_humaneval_never_shows_the_solution_that_it_asks_for(tmp_path):
@@ -116,9 +124,9 @@ def test_in_letters_and_in_a_group(tmp_path, small_index):
     (tmp_path / "both.yaml").write_text("group: both\ntask:\n  -\n" + inner)
     task = TaskConfig(name="both", include_path=str(tmp_path), answer="text")
     [grouped] = load_tasks(Config(task=task, num_fewshot=3))["tasks"].values()
-    alone = colours(tmp_path, "test_split: test", answer="letters")
-    for found in (grouped, alone):
-        for question, prompt in zip(QUESTIONS, prompts(found), strict=True):
+    lettered_task = colours(tmp_path, "test_split: test", answer="letters")
+    for task_of_letters in (grouped, lettered_task):
+        for question, prompt in zip(QUESTIONS, prompts(task_of_letters), strict=True):
             assert prompt.count(question["question"]) == 1
 
 
@@ -134,15 +142,24 @@ def test_references_with_examples_of_their_own_split(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("test_split: test\nfewshot_config: {sampler: !function data.Careless}", r"its sampler \(Careless\) does not"),
+        (
+            "test_split: test\nfewshot_config: {sampler: !function data.Careless}",
+            r"its sampler \(Careless\) does not",
+        ),
         ("test_split: nan", r"its sampler \(ContextSampler\) does not leave it out"),
         ("test_split: twice", "fewer than num_fewshot=3 examples that differ from the document"),
         (
-            "test_split: test\nfewshot_split: test\nfewshot_config: {process_docs: !function data.longer}",
-            r"another process_docs(.|\n)*Use num_fewshot=0, or examples of another split: task.fewshot_split=",
+            (
+                "test_split: test\nfewshot_split: test\n"
+                "fewshot_config: {process_docs: !function data.longer}"
+            ),
+            (
+                r"another process_docs(.|\n"
+                r")*Use num_fewshot=0, or examples of another split: task.fewshot_split="
+            ),
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_left_out_is_refused(keys, message, tmp_path):
     with pytest.raises(TaskError, match=message):
         prompts(colours(tmp_path, keys))
@@ -159,11 +176,15 @@ def test_what_cannot_be_left_out_is_refused(keys, message, tmp_path):
     ],
 )
 def test_where_lm_eval_shows_no_document_itself_prompts_and_ids_stay(keys, tmp_path):
-    task, plain = colours(tmp_path, keys), of_lm_eval(tmp_path)
+    task = colours(tmp_path, keys)
+    plain = of_lm_eval(tmp_path)
     assert prompts(task) == prompts(plain)
-    kept = ("test_split", "fewshot_split", "validation_split", "fewshot_config")
-    own, theirs = task_settings(task), task_settings(plain)
-    assert {key: own.get(key) for key in kept} == {key: theirs.get(key) for key in kept}
+    kept_keys = ("test_split", "fewshot_split", "validation_split", "fewshot_config")
+    own_settings = task_settings(task)
+    plain_settings = task_settings(plain)
+    assert {key: own_settings.get(key) for key in kept_keys} == {
+        key: plain_settings.get(key) for key in kept_keys
+    }
 
 
 def test_a_run_whose_prompts_showed_the_answer_has_another_id(tmp_path):
@@ -197,8 +218,10 @@ def test_too_many_examples_are_counted_without_the_document(tmp_path):
 )
 def test_a_note_says_that_examples_come_from_the_evaluated_split(keys, shots, noted, tmp_path):
     task = colours(tmp_path, keys, num_fewshot=shots)
-    more = {"configs": {"colours": task.dump_config()}}
-    result = result_with({"colours": {"acc,none": 0.5}}, more=more, **block_of(task="colours"))
+    evaluation = {"configs": {"colours": task.dump_config()}}
+    result = result_with(
+        {"colours": {"acc,none": 0.5}}, content=evaluation, **block_of(task="colours")
+    )
     assert ("test-examples" in marks_of(result, "colours")) is noted
     evaluated = task.config.test_split or task.config.validation_split
     assert (bool(shots) and examples_split(task) == evaluated) is noted

@@ -1,6 +1,7 @@
-"""Breaks if a documented task needs all of lm-eval to be read, or if a setting is not what the user gave."""
+"""Breaks if a documented task needs all of lm-eval to be read, or if a setting
+is not what the user gave."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,13 @@ def test_chosen_documents_are_lm_evals_and_no_others_are_read(data, monkeypatch)
         assert list(task.doc_iterator(samples=samples)) == list(enumerate(expected)), samples
     read: list[Any] = []
     iterate = Dataset.__iter__
-    monkeypatch.setattr(
-        Dataset, "__iter__", lambda self: (read.append(row) or row for row in iterate(self))
-    )
+
+    def note_rows(rows: Dataset) -> Iterator[Any]:
+        for row in iterate(rows):
+            read.append(row)
+            yield row
+
+    monkeypatch.setattr(Dataset, "__iter__", note_rows)
     task.build_all_requests(samples={1})
     assert len(read) == len(task.instances) == 1
 
@@ -84,20 +89,27 @@ def test_a_grid_has_both_forms_of_a_task(tmp_path):
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
     with task_cache():
         chat, plain = (
-            load_task(tmp_path, "humaneval", apply_chat_template=given) for given in (True, False)
+            load_task(tmp_path, "humaneval", apply_chat_template=chat_template)
+            for chat_template in (True, False)
         )
-    assert chat.config.gen_prefix and not plain.config.gen_prefix
+    assert chat.config.gen_prefix
+    assert not plain.config.gen_prefix
 
 
 def test_data_that_are_missing_are_looked_up_once(tmp_path, monkeypatch):
-    asked: list[str] = []
+    lookups: list[tuple] = []
     build = factory.build_tasks
-    monkeypatch.setattr(factory, "build_tasks", lambda *given: asked.append("") or build(*given))
+
+    def counted(*arguments: Any) -> Any:
+        lookups.append(arguments)
+        return build(*arguments)
+
+    monkeypatch.setattr(factory, "build_tasks", counted)
     with task_cache():
         for _ in range(3):
             with pytest.raises(TaskError, match="svamp"):
                 load_task(tmp_path, "svamp")
-    assert len(asked) == 1
+    assert len(lookups) == 1
 
 
 @pytest.mark.parametrize("what", ["gen_toks", "new_tokens", "tokens", "completion_tokens"])
@@ -114,7 +126,7 @@ def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data, w
 
 
 @pytest.mark.parametrize(
-    ("given", "sampled", "temperature"),
+    ("temperature_given", "sampled", "temperature"),
     [
         ({"temperature": 0.7}, True, 0.7),
         ({"top_p": 0.9}, True, None),
@@ -126,10 +138,16 @@ def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data, w
         ({"max_gen_toks": 4}, False, 0.0),
     ],
 )
-def test_sampling_is_on_where_it_is_asked_for(data, given, sampled, temperature):
-    """addsub says do_sample: false and temperature: 0.0, of which the second cannot be sampled with."""
-    settings = load_task(data, "addsub", gen_kwargs=given).get_config("generation_kwargs")
-    assert settings["do_sample"] is sampled and settings.get("temperature") == temperature
+def test_sampling_is_on_where_it_is_asked_for(data, temperature_given, sampled, temperature):
+    """addsub says `do_sample: false` and `temperature: 0.0`.
+
+    Nothing can be sampled at temperature 0.
+    """
+    settings = load_task(data, "addsub", gen_kwargs=temperature_given).get_config(
+        "generation_kwargs"
+    )
+    assert settings["do_sample"] is sampled
+    assert settings.get("temperature") == temperature
 
 
 def test_sampling_at_temperature_0_is_refused(data):
@@ -154,8 +172,8 @@ ACCURACY = "metric_list: [{metric: acc}]\n"
 
 
 @pytest.fixture
-def own(data: Path, tmp_path: Path, small_index: None) -> Callable[..., Any]:
-    """Loads the task `mine` from a folder of the user's own with this YAML, without the index of lm-eval's tasks."""
+def load_mine(data: Path, tmp_path: Path, small_index: None) -> Callable[..., Any]:
+    """Loads the task `mine` from a user's folder, without the index of lm-eval's tasks."""
     write_jsonl(data / "mine" / "test.jsonl", [{"question": f"q{i}"} for i in range(8)])
     (tmp_path / "own").mkdir()
 
@@ -166,12 +184,12 @@ def own(data: Path, tmp_path: Path, small_index: None) -> Callable[..., Any]:
     return loaded
 
 
-def test_own_tasks_by_include_path(own, tmp_path):
-    assert len(own(OWN + ACCURACY).task_docs) == 8
+def test_own_tasks_by_include_path(load_mine, tmp_path):
+    assert len(load_mine(OWN + ACCURACY).task_docs) == 8
     (tmp_path / "own" / "group.yaml").write_text("group: gsm8k\ntask: [mine]\n")
-    assert own(OWN + ACCURACY, "gsm8k"), "the user's group, not lm-eval's task"
+    assert load_mine(OWN + ACCURACY, "gsm8k"), "the user's group, not lm-eval's task"
     with pytest.raises(TaskError, match=r"mine is no lm-eval task, group or tag"):
-        own((OWN + ACCURACY).replace("mine", "yours"))
+        load_mine((OWN + ACCURACY).replace("mine", "yours"))
     with pytest.raises(TaskError, match="is no folder"):
         load_task(None, "x", include_path=str(tmp_path / "absent"))
     with pytest.raises(TaskError, match="task.include_path=own task.name=any"):
@@ -185,7 +203,8 @@ def test_any_lm_eval_task_and_unknown_names(data):
         load_task(data, "arc_esay")
     index = task_index._full_index(None)._index
     files = task_index._task_files()
-    assert len(files) > 12_000 and "mmlu_virology" in files, "a quoted key"
+    assert len(files) > 12_000, "a quoted key"
+    assert "mmlu_virology" in files, "a quoted key"
     assert all(str(index[name].yaml_path) == file for name, file in files.items())
 
 
@@ -203,12 +222,12 @@ def process_docs(split):
 """
 
 
-def test_documents_that_are_shuffled_are_the_same_everywhere(own, tmp_path):
-    """Prompts, scores and a restart see one order, though process_docs draws from the global generator."""
+def test_documents_that_are_shuffled_are_the_same_everywhere(load_mine, tmp_path):
+    """Prompts, scores and a restart see one order. process_docs draws from the global generator."""
     (tmp_path / "own" / "shuffling.py").write_text(SHUFFLING)
     choices_in_order = OWN.replace("[a, b]", '"{{order}}"')
     yaml = choices_in_order + ACCURACY + "process_docs: !function shuffling.process_docs\n"
-    task = own(yaml)
+    task = load_mine(yaml)
     orders = [document["order"] for document in task.task_docs]
     # equal by chance in all documents: 1 in 120 to the 7th
     assert len({tuple(order) for order in orders}) > 1, "not shuffled"
@@ -217,5 +236,5 @@ def test_documents_that_are_shuffled_are_the_same_everywhere(own, tmp_path):
     scored_choices = [instance.args[1].strip() for instance in task.instances]
     assert scored_choices == list(chain.from_iterable(orders))
     assert [document["order"] for document in task.eval_docs] == orders
-    loaded_again = own(yaml)
+    loaded_again = load_mine(yaml)
     assert [document["order"] for document in loaded_again.task_docs] == orders

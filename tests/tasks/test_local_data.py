@@ -1,6 +1,6 @@
-"""Breaks if local files are mixed with the hub, cached across changes, altered on reading, or blamed unclearly; if a column,
-a split or a number of the hub's copy is not that of local files; if a task of conf/task/ does not find its files, or does not
-report its headline metric.
+"""Breaks if local files are mixed with the hub, cached across changes, altered on reading,
+or blamed unclearly; if a column, a split or a number of the hub's copy is not that of local files;
+if a task of conf/task/ does not find its files, or does not report its headline metric.
 """
 
 import os
@@ -100,7 +100,8 @@ dataset_path: json
 dataset_kwargs: {data_files: {test: FILE}}
 test_split: test
 output_type: generate_until
-doc_to_text: "{% if hint is defined %}({{hint}}) {% endif %}{% if more is defined %}({{more}}) {% endif %}{{q}}"
+doc_to_text: "{% if hint is defined %}({{hint}}) {% endif %}\
+  {% if more is defined %}({{more}}) {% endif %}{{q}}"
 doc_to_target: "{{a}}"
 metric_list: [{metric: exact_match}]
 """
@@ -120,8 +121,8 @@ def test_prompts_are_those_of_lm_evals_own_loader_on_the_same_file(kind, tmp_pat
     write_jsonl(file, COLUMNS[kind])
     (tmp_path / "columns.yaml").write_text(COLUMNS_YAML.replace("FILE", str(file)))
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    [theirs] = manager.load(["columns"])["tasks"].values()
-    expected = asked(theirs)
+    [expected_task] = manager.load(["columns"])["tasks"].values()
+    expected = asked(expected_task)
     for folder in (tmp_path, None):
         assert asked(load_task(folder, "columns", include_path=str(tmp_path))) == expected
 
@@ -149,12 +150,14 @@ def test_a_file_that_is_changed_in_place_is_read_again(by_yaml, tmp_path, monkey
         ][0]
 
     first = digest()
-    assert digest() == first and first[1] == "52"
+    assert digest() == first
+    assert first[1] == "52"
     file.write_text(file.read_text().replace('"52"', '"53"'))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert file.stat().st_size == before.st_size
     changed = digest()
-    assert changed[1] == "53" and changed[0] != first[0]
+    assert changed[1] == "53"
+    assert changed[0] != first[0]
     assert {path.name for path in tmp_path.iterdir()} == {"my_sums", "my_sums.yaml"}, (
         "nothing is left"
     )
@@ -203,35 +206,37 @@ def test_shared_files_are_filtered(tmp_path):
 
 
 def test_the_hub_is_asked_only_for_what_it_has_to_deliver(tmp_path, monkeypatch):
-    asked: list[str] = []
+    requested: list[str] = []
     monkeypatch.setattr(
-        "moe_lab.tasks.factory.commit_of", lambda path, kind, revision: asked.append(path)
+        "moe_lab.tasks.factory.commit_of", lambda path, kind, revision: requested.append(path)
     )
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
     assert load_task(tmp_path, "arc_easy").data_source == f"files in {tmp_path / 'arc_easy'}"
     assert load_task(None, "toy_math").data_source == "generated"
-    assert asked == []
+    assert requested == []
     for folder, name in ((None, "gsm8k"), (tmp_path, "gsm8k"), (tmp_path, "svamp")):
         with pytest.raises(
             TaskError, match=rf"not available offline(.|\n)*Or give .*{name}/<split>\.jsonl"
         ):
             load_task(folder, name)
-    assert asked == ["openai/gsm8k", "openai/gsm8k", "ChilleD/SVAMP"]
+    assert requested == ["openai/gsm8k", "openai/gsm8k", "ChilleD/SVAMP"]
 
 
 def test_files_that_the_users_yaml_names(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    own = tmp_path / "mine"
-    write_jsonl(own / "sums.jsonl", sums(2, start=50))
-    (own / "my_sums.yaml").write_text(MINE.replace("FILE", str(own / "sums.jsonl")))
-    task = load_task(tmp_path, "my_sums", include_path=str(own))
+    folder_of_user = tmp_path / "mine"
+    write_jsonl(folder_of_user / "sums.jsonl", sums(2, start=50))
+    (folder_of_user / "my_sums.yaml").write_text(
+        MINE.replace("FILE", str(folder_of_user / "sums.jsonl"))
+    )
+    task = load_task(tmp_path, "my_sums", include_path=str(folder_of_user))
     assert [document["answer"] for document in task.task_docs] == ["52", "53"]
     assert task.data_source == "files that its YAML names"
-    (own / "sums.jsonl").unlink()
+    (folder_of_user / "sums.jsonl").unlink()
     with pytest.raises(
         TaskError, match=r"my_sums cannot be loaded: FileNotFoundError.*sums\.jsonl"
     ):
-        load_task(None, "my_sums", include_path=str(own))
+        load_task(None, "my_sums", include_path=str(folder_of_user))
 
 
 # Data sets that the hub has in other columns
@@ -268,16 +273,20 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("task", FORMS)
 def test_the_hubs_rows_become_those_of_local_files(task, tmp_path):
-    theirs, ours = FORMS[task]
+    hub_rows, ours = FORMS[task]
     [file] = OWN_TASKS.rglob(f"{task}.yaml")
-    given = load_yaml(file)["dataset_kwargs"]
-    splits = given.get("splits", ["test"])
-    files = given.get("data_files") or {split: f"{split}.jsonl" for split in splits}
+    arguments = load_yaml(file)["dataset_kwargs"]
+    splits = arguments.get("splits", ["test"])
+    files = arguments.get("data_files") or {split: f"{split}.jsonl" for split in splits}
     for number, split in enumerate(splits):
-        write_jsonl(tmp_path / files[split], [_numbered(theirs, number)])
-    found = published(**given | {"path": str(tmp_path), "data_files": files, "name": None})
-    assert list(found) == ["test"]
-    assert found["test"].to_list() == [_numbered(ours, number) for number in range(len(splits))]
+        write_jsonl(tmp_path / files[split], [_numbered(hub_rows, number)])
+    loaded_rows = published(
+        **arguments | {"path": str(tmp_path), "data_files": files, "name": None}
+    )
+    assert list(loaded_rows) == ["test"]
+    assert loaded_rows["test"].to_list() == [
+        _numbered(ours, number) for number in range(len(splits))
+    ]
 
 
 def _numbered(row: dict[str, Any], number: int) -> dict[str, Any]:
@@ -372,21 +381,23 @@ def test_it_reads_its_folder_and_reports_its_metric(name, tmp_path):
     write_jsonl(tmp_path / folder / f"{split}.jsonl", documents)
     config = to_config(compose_cell([f"task={name}", f"data_dir={tmp_path}", "num_fewshot=0"], []))
     tasks = load_tasks(config)
-    assert list(tasks["tasks"]) == [name] and len(tasks["tasks"][name].task_docs) == len(documents)
+    assert list(tasks["tasks"]) == [name]
+    assert len(tasks["tasks"][name].task_docs) == len(documents)
     check_metric(config, tasks)
     assert config.task.category == category
 
 
 def test_wikitext103_is_asked_and_scored_as_lm_evals_wikitext(tmp_path):
     write_jsonl(tmp_path / "wikitext" / "test.jsonl", [WIKITEXT])
-    found = []
+    seen_texts = []
     for name in ("wikitext", "wikitext103"):
         config = to_config(compose_cell([f"task={name}", f"data_dir={tmp_path}"], []))
         [task] = load_tasks(config)["tasks"].values()
         document = task.task_docs[0]
         answer = answers_for_lm_eval("loglikelihood_rolling", [-3.0])
-        found.append((task.doc_to_target(document), task.process_results(document, answer)))
-    assert found[0] == found[1] and "and-so on" in found[1][0]
+        seen_texts.append((task.doc_to_target(document), task.process_results(document, answer)))
+    assert seen_texts[0] == seen_texts[1]
+    assert "and-so on" in seen_texts[1][0]
     assert task.config.dataset_path == "EleutherAI/wikitext_document_level"
     assert task.config.dataset_name == "wikitext-103-raw-v1"
 

@@ -1,5 +1,6 @@
-"""Breaks if a function of a task YAML reads a document or an answer wrongly, if a lettered question is not the document's or
-gives its answer away, or if another answer than the majority's is evaluated.
+"""Breaks if a function of a task YAML reads a document or an answer wrongly,
+if a lettered question is not the document's or gives its answer away, or if another answer
+than the majority's is evaluated.
 """
 
 from collections import Counter
@@ -58,7 +59,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str, int]] = {
     "hellaswag_answer_format": (
         "hellaswag",
         HELLASWAG,
-        "Please choose the correct ending to complete the given sentence: Cooking: A pot boils. the cook\n\n"
+        "Please choose the correct ending to complete the given sentence: Cooking: A pot boils. "
+        "the cook\n\n"
         "Ending1: runs. Ending2: stirs it. Ending3: reads. Ending4: swims.\n\n"
         "Answer format: ending1/ending2/ending3/ending4\n\nthe correct answer is",
         1,
@@ -73,11 +75,11 @@ def test_the_prompt_and_the_names_to_choose_from(name, tmp_path):
         write_jsonl(tmp_path / folder / f"{split}.jsonl", [row])
     task = load_task(tmp_path, name, data_folder=folder)
     task.build_all_requests()
-    asked = [instance.args for instance in task.instances]
-    assert {context for context, _ in asked} == {prompt}
+    arguments = [instance.args for instance in task.instances]
+    assert {context for context, _ in arguments} == {prompt}
     kind = "ending" if name.startswith("hellaswag") else "answer"
-    assert [answer for _, answer in asked] == [
-        f" {kind}{number}" for number in range(1, len(asked) + 1)
+    assert [answer for _, answer in arguments] == [
+        f" {kind}{number}" for number in range(1, len(arguments) + 1)
     ]
     assert task.doc_to_target(task.task_docs[0]) == gold
 
@@ -139,7 +141,7 @@ def test_answer_number(text, number):
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold", "same"),
+    ("answer", "gold", "is_same"),
     [
         ("15.0", "15", True),
         ("15", "15.0", True),
@@ -165,8 +167,8 @@ def test_answer_number(text, number):
         ("0", "0.0", True),
     ],
 )
-def test_same_number(answer, gold, same):
-    assert same_number(answer, gold) is same
+def test_same_number(answer, gold, is_same):
+    assert same_number(answer, gold) is is_same
 
 
 def test_score_reads_the_filtered_answer():
@@ -238,8 +240,8 @@ def test_options_are_taken_out_of_the_prompt(inputs, targets, question, options)
 
 def test_bigbench_keeps_the_rows_with_one_right_choice(tmp_path):
     none = BIGBENCH | {"multiple_choice_targets": [], "multiple_choice_scores": []}
-    both = BIGBENCH | {"multiple_choice_scores": [1, 1]}
-    write_jsonl(tmp_path / "bigbench" / "test.jsonl", [none, BIGBENCH, both])
+    two_right = BIGBENCH | {"multiple_choice_scores": [1, 1]}
+    write_jsonl(tmp_path / "bigbench" / "test.jsonl", [none, BIGBENCH, two_right])
     task = load_task(
         tmp_path, "bigbench_choice", data_folder="bigbench", answer="letters", num_fewshot=0
     )
@@ -268,7 +270,11 @@ LETTERED = {
     "piqa": (PIQA, "Question: Boil water.\nA. Freeze it.\nB. Heat it.\nAnswer:"),
     "knowref": (
         KNOWREF,
-        "Ann met Eve when [she] left.\nQuestion: Who is meant by the word in brackets?\nA. Ann\nB. Eve\nAnswer:",
+        (
+            "Ann met Eve when [she] left.\n"
+            "Question: Who is meant by the word in brackets?\nA. Ann\n"
+            "B. Eve\nAnswer:"
+        ),
     ),
 }
 """Documents whose second choice is right, and their prompts."""
@@ -305,12 +311,12 @@ def test_the_prompt_is_the_one_written_by_hand(name, tmp_path):
     for split in ("validation", "test"):
         write_jsonl(tmp_path / name / f"{split}.jsonl", [document])
     task = load(tmp_path, name, num_fewshot=0)
-    own = task.task_docs[0]
-    assert task.doc_to_text(own) == prompt
-    assert task.doc_to_choice(own) == ["A", "B"]
-    assert task.doc_to_target(own) == 1
+    evaluated_document = task.task_docs[0]
+    assert task.doc_to_text(evaluated_document) == prompt
+    assert task.doc_to_choice(evaluated_document) == ["A", "B"]
+    assert task.doc_to_target(evaluated_document) == 1
     assert [metric["metric"] for metric in task.config.metric_list] == ["acc"]
-    [first, second, *_] = task.construct_requests(own, prompt, doc_id=0)
+    [first, second, *_] = task.construct_requests(evaluated_document, prompt, doc_id=0)
     assert (first.args, second.args) == ((prompt, " A"), (prompt, " B"))
 
 
@@ -342,9 +348,10 @@ def test_a_fixed_place_of_the_right_answer_is_shuffled_the_same_way_each_time(tm
     rows = [SCIQ | {"question": f"What is wet {i}?"} for i in range(80)]
     for split in ("train", "validation", "test"):
         write_jsonl(tmp_path / "sciq" / f"{split}.jsonl", rows)
-    first, again = load(tmp_path, "sciq"), load(tmp_path, "sciq")
+    first = load(tmp_path, "sciq")
+    second_load = load(tmp_path, "sciq")
     golds = [first.doc_to_target(document) for document in first.task_docs]
-    assert golds == [again.doc_to_target(document) for document in again.task_docs]
+    assert golds == [second_load.doc_to_target(document) for document in second_load.task_docs]
     # by chance: below 1e-3 for a fair shuffle
     assert all(count >= 8 for count in Counter(golds).values())
     assert sorted(Counter(golds)) == [0, 1, 2, 3]
@@ -359,11 +366,14 @@ def test_what_is_in_letters_already_or_generated_stays_as_it_is(name, tmp_path):
     letters, text = (
         load(tmp_path, name, answer=answer, num_fewshot=0) for answer in ("letters", "text")
     )
-    asked = [
-        (one.doc_to_text(one.task_docs[0]), one.dump_config()["metric_list"])
-        for one in (letters, text)
+    prompts_asked = [
+        (
+            name_of_task.doc_to_text(name_of_task.task_docs[0]),
+            name_of_task.dump_config()["metric_list"],
+        )
+        for name_of_task in (letters, text)
     ]
-    assert asked[0] == asked[1]
+    assert prompts_asked[0] == prompts_asked[1]
 
 
 def test_the_metric_of_letters_is_plain_accuracy():
@@ -375,8 +385,8 @@ def test_the_metric_of_letters_is_plain_accuracy():
 
 def test_choices_that_begin_alike_keep_their_words():
     two = ["I hear that Mary Ann", "I hear that Mark"]
-    own = {"doc_to_text": 0, "doc_to_target": "won.", "doc_to_choice": two}
-    columns = lettered(own, {})
+    settings = {"doc_to_text": 0, "doc_to_target": "won.", "doc_to_choice": two}
+    columns = lettered(settings, {})
     assert (
         columns["letters_prompt"] == "Question: I hear that _ won.\nA. Mary Ann\nB. Mark\nAnswer:"
     )
@@ -384,7 +394,7 @@ def test_choices_that_begin_alike_keep_their_words():
 
 def settings_of(folder: Path) -> dict[str, dict[str, Any]]:
     """The settings of each multiple-choice task below a folder that has a name, without data."""
-    found = {}
+    settings_found = {}
     for file in sorted(folder.rglob("*.yaml")):
         try:
             settings = load_yaml(file)
@@ -393,8 +403,8 @@ def settings_of(folder: Path) -> dict[str, dict[str, Any]]:
         if settings.get("output_type") == "multiple_choice" and isinstance(
             settings.get("task"), str
         ):
-            found[settings["task"]] = settings
-    return found
+            settings_found[settings["task"]] = settings
+    return settings_found
 
 
 LM_EVAL = Path(lm_eval.__file__).parent / "tasks"
@@ -440,16 +450,16 @@ def test_every_multiple_choice_task_of_conf_is_refused_or_scored_by_its_letter(n
     for split in ("train", "validation", "test"):
         write_jsonl(tmp_path / name / f"{split}.jsonl", [row])
     task = load(tmp_path, name, data_folder=name, num_fewshot=0)
-    own = task.task_docs[0]
-    letters = task.doc_to_choice(own)
+    document = task.task_docs[0]
+    letters = task.doc_to_choice(document)
     for chosen, letter in enumerate(letters):
         scores = [(-float(place != chosen), False) for place in range(len(letters))]
-        expected = f"\n{letter}. {right}\n" in task.doc_to_text(own)
-        assert scores_of(task, own, *scores)["acc"] == float(expected)
+        expected = f"\n{letter}. {right}\n" in task.doc_to_text(document)
+        assert scores_of(task, document, *scores)["acc"] == float(expected)
 
 
 def test_a_question_with_more_options_than_letters_is_refused():
-    own = {
+    document = {
         "doc_to_text": "Which?",
         "doc_to_target": 3,
         "doc_to_choice": [str(i) for i in range(27)],
@@ -457,25 +467,28 @@ def test_a_question_with_more_options_than_letters_is_refused():
     with pytest.raises(
         TaskError, match="a question has 27 options, and there are 26 letters: 'Which\\?'"
     ):
-        lettered(own, {})
-    columns = lettered(own | {"doc_to_choice": own["doc_to_choice"][:26]}, {})
-    assert columns["letters"][-1] == "Z" and "\nZ. " in columns["letters_prompt"]
+        lettered(document, {})
+    columns = lettered(document | {"doc_to_choice": document["doc_to_choice"][:26]}, {})
+    assert columns["letters"][-1] == "Z"
+    assert "\nZ. " in columns["letters_prompt"]
 
 
 @pytest.mark.parametrize("target", [[0, 1], "neither", 2, -1, None])
 def test_a_question_without_one_right_option_is_refused(target):
-    own = {
+    odd_document = {
         "doc_to_text": "Which?",
         "doc_to_target": lambda document: target,
         "doc_to_choice": ["a", "b"],
     }
     with pytest.raises(TaskError, match="needs one right option for each question"):
-        lettered(own, {})
+        lettered(odd_document, {})
 
 
 def test_a_fixed_place_that_is_written_as_text_is_shuffled_too():
-    own = {"doc_to_target": "0", "doc_to_choice": ["right", "wrong"]}
-    golds = {lettered(own | {"doc_to_text": f"Which {i}?"}, {})["letters_gold"] for i in range(20)}
+    settings = {"doc_to_target": "0", "doc_to_choice": ["right", "wrong"]}
+    golds = {
+        lettered(settings | {"doc_to_text": f"Which {i}?"}, {})["letters_gold"] for i in range(20)
+    }
     assert golds == {0, 1}
 
 
@@ -500,11 +513,13 @@ def load_voted(name: str, data: Path | None = None, votes: int | None = 8, **key
 
 def vote_by_loop(answers: list[str]) -> str:
     """The answer with the most votes; of several, the one that came first."""
-    best, most = "", 0
+    best = ""
+    most_votes = 0
     for answer in answers:
-        votes = sum(other == answer for other in answers)
-        if votes > most:
-            best, most = answer, votes
+        votes = sum(candidate == answer for candidate in answers)
+        if votes > most_votes:
+            best = answer
+            most_votes = votes
     return best
 
 
@@ -550,8 +565,8 @@ def test_samples_are_asked_for_and_right_is_what_their_vote_says(data):
     assert task.process_results(document, [filtered(task, TEXTS[0])["numeric"]]) == {
         "exact_match": 1.0
     }
-    alone = load_voted("addsub", data, votes=None)
-    assert alone.process_results(document, [filtered(alone, TEXTS[0])["numeric"]]) == {
+    plain_task = load_voted("addsub", data, votes=None)
+    assert plain_task.process_results(document, [filtered(plain_task, TEXTS[0])["numeric"]]) == {
         "exact_match": 0.0
     }
 
@@ -574,7 +589,7 @@ def test_tasks_without_an_extracted_answer_are_refused(name, says, tmp_path):
 def test_filters_that_extract_nothing_samples_of_their_own_and_one_sample_are_refused():
     config = {"task": "my_task", "output_type": "generate_until"}
     for functions in (["take_first"], ["regex"], ["take_first", "regex"]):
-        filters = [{"name": "none", "filter": [{"function": one} for one in functions]}]
+        filters = [{"name": "none", "filter": [{"function": function} for function in functions]}]
         with pytest.raises(TaskError, match="my_task extracts none"):
             voted(config | {"filter_list": filters}, 3)
     with pytest.raises(TaskError, match="my_task extracts none"):

@@ -1,7 +1,8 @@
-"""Breaks if a function of this package's tasks returns something else under the same version number in run ids.
+"""Breaks if a function of this package's tasks returns something else under the same
+version number in run ids.
 
-Where one changes on purpose: raise its number (`versioned`), say so in the CHANGELOG, and write what it returns now with
-`python -m tests.tasks.test_versioned_functions`.
+Where one changes on purpose: raise its number (`versioned`), say so in the CHANGELOG, and write
+what it returns now with `python -m tests.tasks.test_versioned_functions`.
 """
 
 import json
@@ -72,7 +73,8 @@ REPLIES = [
 
 
 def lettered() -> list[Any]:
-    """The rows of three kinds of tasks: choices in a column, a fixed place of the right one, a blank in the text."""
+    """The rows of three kinds of tasks: choices in a column, a fixed place of the right
+    choice, a blank in the text."""
     from datasets import Dataset
 
     columns = {"process_docs": None, "doc_to_text": "{{question}}", "doc_to_choice": "{{options}}"}
@@ -87,8 +89,11 @@ def lettered() -> list[Any]:
         "doc_to_target": "won.",
         "doc_to_choice": ["So Ann", "So Mark"],
     }
-    found = [letters._add_columns(own, Dataset.from_list(rows)).to_list() for own in tasks]
-    return [*found, letters._add_columns(blank, Dataset.from_list(rows[:1])).to_list()]
+    rows_by_task = [
+        letters._add_columns(task_columns, Dataset.from_list(rows)).to_list()
+        for task_columns in tasks
+    ]
+    return [*rows_by_task, letters._add_columns(blank, Dataset.from_list(rows[:1])).to_list()]
 
 
 def checked(gold: Any) -> Any:
@@ -103,7 +108,7 @@ def checked(gold: Any) -> Any:
 
 
 def executed(function: Callable[[], Any]) -> list[Any]:
-    """The programs that a function has executed, and what it returns where the first of two passes."""
+    """The programs that a function executes, and its value where the first of two passes."""
     run: list[str] = []
 
     def run_programs(sources: list[str]) -> list[str]:
@@ -119,9 +124,13 @@ def executed(function: Callable[[], Any]) -> list[Any]:
 
 def judged() -> list[Any]:
     verdicts = [{"toy": {"scores": {"harm": 0.25}}, "reward": {"failed": "too long"}}]
-    with judges.judged_by(lambda exchanges: [{"toy": list(exchange)} for exchange in exchanges]):  # type: ignore[misc]
-        found = judges.judge_answers([["No.", "Yes."]], [{"instruction": "How?"}])
-    return [found, judges.score({}, verdicts)]
+
+    def judge(exchanges: Any) -> Any:
+        return [{"toy": list(exchange)} for exchange in exchanges]
+
+    with judges.judged_by(judge):
+        answers = judges.judge_answers([["No.", "Yes."]], [{"instruction": "How?"}])
+    return [answers, judges.score({}, verdicts)]
 
 
 def questions() -> Any:
@@ -194,11 +203,11 @@ def returned() -> dict[str, Any]:
     ("function", "call"), CALLS, ids=[label(function) for function, _ in CALLS]
 )
 def test_a_function_returns_what_its_version_number_stands_for(function, call):
-    kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    assert label(function) in kept, (
+    stored_values = json.loads(KEPT.read_text(encoding="utf-8"))
+    assert label(function) in stored_values, (
         "its number was raised: write what it returns (see the head of this file)"
     )
-    assert json.loads(json.dumps(call())) == kept[label(function)], (
+    assert json.loads(json.dumps(call())) == stored_values[label(function)], (
         "raise its number: moe_lab/results/code.py"
     )
 
@@ -209,7 +218,7 @@ def test_the_names_are_unique():
 
 @pytest.mark.parametrize("file", sorted(OWN_TASKS.rglob("*.yaml")), ids=lambda file: str(file.stem))
 def test_functions_that_a_yaml_of_the_package_names_are_versioned_and_kept_here(file):
-    """A function without a number would put this package's syntax trees into the ids of its runs."""
+    """Without a number, the package's syntax trees would enter the ids of a function's runs."""
     kept_names = {getattr(function, VERSION)[0] for function, _ in CALLS}
     for named in named_functions(file):
         if getattr(named.function, "__module__", "").startswith("moe_lab"):
@@ -222,12 +231,12 @@ def test_functions_that_a_yaml_of_the_package_names_are_versioned_and_kept_here(
 def syntax_trees(value: Any) -> list[str]:
     """The functions among hashed settings whose code counts: [name, digest]."""
     if isinstance(value, dict):
-        return [name for each in value.values() for name in syntax_trees(each)]
+        return [name for item in value.values() for name in syntax_trees(item)]
     if not isinstance(value, list):
         return []
     if len(value) == 2 and re.fullmatch("[0-9a-f]{64}", str(value[1])):
         return [value[0]]
-    return [name for each in value for name in syntax_trees(each)]
+    return [name for item in value for name in syntax_trees(item)]
 
 
 @pytest.mark.parametrize(
@@ -252,8 +261,8 @@ def test_no_syntax_tree_of_this_package_is_in_a_run_id(tmp_path, name, rows, key
             apply_chat_template=in_chat,
             gen_kwargs={"temperature": 0.7},
         )
-        for each in load_tasks(config)["tasks"].values():
-            assert syntax_trees(task_settings(each)) == []
+        for loaded_task in load_tasks(config)["tasks"].values():
+            assert syntax_trees(task_settings(loaded_task)) == []
 
 
 WRAPPED = """
@@ -291,7 +300,8 @@ def test_a_function_of_a_user_that_wraps_one_of_this_package_counts_by_its_code(
 
 def test_the_code_of_a_user_stays_a_syntax_tree():
     [name, digest] = function_identity(lettered)
-    assert name == "lettered" and len(str(digest)) == 64
+    assert name == "lettered"
+    assert len(str(digest)) == 64
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Breaks if a fault of a task's own YAML is found after weights are loaded, or if its message lacks task, file or line."""
+"""Breaks if a fault of a task's own YAML is found after weights are loaded, or if its
+message lacks task, file or line."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,65 +50,189 @@ def mine(folder: Path, yaml: str) -> str:
     return str(folder)
 
 
-FAULTS: dict[str, tuple[str, str, int, str]] = {
-    "aggregation": (CHOICES, "metric_list: [{metric: acc, aggregation: medan}]", 9, "aggregation=medan of metric acc is"
-                    " unknown. Did you mean 'median'?"),
-    "no aggregation": (CHOICES, "process_results: !function functions.right\nmetric_list:\n  - metric: own", 11,
-                       "metric own needs an aggregation, for example mean."),
-    "metric": (CHOICES, "metric_list: [{metric: ac, aggregation: mean}]", 9, "metric ac is unknown. Did you mean 'acc'?"),
-    "metric of texts": (CHOICES, "metric_list: [{metric: bleu}]", 9, "lm-eval does not compute metric bleu for"),
-    "metric of choices": (TEXTS, "metric_list: [{metric: acc}]", 8, "lm-eval does not compute metric acc for"),
-    "key of a metric": (CHOICES, "metric_list:\n- metric: acc\n  agregation: mean", 11, "no key agregation. Did you mean"),
-    "argument of a metric": (TEXTS, "metric_list: [{metric: exact_match, ignore_cas: 1}]", 8, "no key ignore_cas. Did you"),
-    "metric without a name": (CHOICES, "metric_list: [acc]", 9, "'acc' is no metric. Write {metric: acc"),
-    "filter": (TEXTS, "filter_list: [{name: f, filter: [{function: regx}]}]", 9, "filter function=regx is unknown. Did you"
-               " mean 'regex'?"),
-    "argument of a filter": (
-        TEXTS, "filter_list:\n- name: f\n  filter:\n  - {function: regex, regex_patern: x}\n  - {function: take_first}", 12,
-        "filter f: RegexFilter does not take these arguments: RegexFilter.__init__() got an unexpected"),
-    "pattern of a filter": (TEXTS, "filter_list: [{name: f, filter: [{function: regex, regex_pattern: '('}]}]", 9,
-                            "filter f: RegexFilter does not take these arguments: missing )"),
-    "filter without a function": (TEXTS, "filter_list: [{name: f, filter: [{take_first: 1}]}]", 9, "has no function"),
-    "function": (CHOICES, "doc_to_target: !function functions.left", 8, "!function functions.left: AttributeError: Module"),
-    "module": (CHOICES, "doc_to_target: !function absent.left", 8, "!function absent.left: ImportError: Cannot import"),
-    "syntax of a module": (CHOICES, "doc_to_target: !function wrong.right", 8, "SyntaxError: '(' was never closed"),
-    "function that is a text": (CHOICES, "process_docs: functions.right", 10, "process_docs=functions.right is no function"),
-    "output type": (CHOICES, "output_type: choice", 5, "output_type=choice is unknown. Did you mean 'multiple_choice'?"),
-    "template": (CHOICES, 'doc_to_text: "{{question"', 6, "doc_to_text is no jinja template: unexpected end"),
-    "variable": (CHOICES, 'doc_to_text: "{{qestion}}"', 6, "UndefinedError: 'qestion' is undefined"),
-    "key": (CHOICES, "doc_to_txt: question", 10, "lm-eval knows no key doc_to_txt. Did you mean 'doc_to_text'?"),
-    "key of examples": (CHOICES, "fewshot_config: {smapler: first_n}", 10, "no key smapler. Did you mean 'sampler'?"),
-    "sampler": (CHOICES, "fewshot_config: {sampler: first}", 10, "sampler=first is unknown. Samplers: default, first_n."),
-    "repeats": (TEXTS, "repeats: 0", 9, "repeats=0: must be an integer of at least 1."),
-    "num_fewshot": (CHOICES, "num_fewshot: two", 10, "num_fewshot=two: must be an integer of at least 0."),
-}  # fmt: skip
-"""What is wrong: a YAML, the lines that replace those of the same key, the line of the fault, and what is said."""
+@dataclass(frozen=True)
+class Fault:
+    """The lines replace those of the same key in the YAML. The message names this line."""
+
+    yaml: str
+    lines: str
+    line: int
+    message: str
+
+
+FAULTS = {
+    "aggregation": Fault(
+        CHOICES,
+        "metric_list: [{metric: acc, aggregation: medan}]",
+        line=9,
+        message="aggregation=medan of metric acc is unknown. Did you mean 'median'?",
+    ),
+    "no aggregation": Fault(
+        CHOICES,
+        "process_results: !function functions.right\nmetric_list:\n  - metric: own",
+        line=11,
+        message="metric own needs an aggregation, for example mean.",
+    ),
+    "metric": Fault(
+        CHOICES,
+        "metric_list: [{metric: ac, aggregation: mean}]",
+        line=9,
+        message="metric ac is unknown. Did you mean 'acc'?",
+    ),
+    "metric of texts": Fault(
+        CHOICES,
+        "metric_list: [{metric: bleu}]",
+        line=9,
+        message="lm-eval does not compute metric bleu for",
+    ),
+    "metric of choices": Fault(
+        TEXTS,
+        "metric_list: [{metric: acc}]",
+        line=8,
+        message="lm-eval does not compute metric acc for",
+    ),
+    "key of a metric": Fault(
+        CHOICES,
+        "metric_list:\n- metric: acc\n  agregation: mean",
+        line=11,
+        message="no key agregation. Did you mean",
+    ),
+    "argument of a metric": Fault(
+        TEXTS,
+        "metric_list: [{metric: exact_match, ignore_cas: 1}]",
+        line=8,
+        message="no key ignore_cas. Did you",
+    ),
+    "metric without a name": Fault(
+        CHOICES, "metric_list: [acc]", line=9, message="'acc' is no metric. Write {metric: acc"
+    ),
+    "filter": Fault(
+        TEXTS,
+        "filter_list: [{name: f, filter: [{function: regx}]}]",
+        line=9,
+        message="filter function=regx is unknown. Did you mean 'regex'?",
+    ),
+    "argument of a filter": Fault(
+        TEXTS,
+        (
+            "filter_list:\n- name: f\n  filter:\n  - {function: regex, regex_patern: x}\n"
+            "  - {function: take_first}"
+        ),
+        line=12,
+        message=(
+            "filter f: RegexFilter does not take these arguments: RegexFilter.__init__() got "
+            "an unexpected"
+        ),
+    ),
+    "pattern of a filter": Fault(
+        TEXTS,
+        "filter_list: [{name: f, filter: [{function: regex, regex_pattern: '('}]}]",
+        line=9,
+        message="filter f: RegexFilter does not take these arguments: missing )",
+    ),
+    "filter without a function": Fault(
+        TEXTS,
+        "filter_list: [{name: f, filter: [{take_first: 1}]}]",
+        line=9,
+        message="has no function",
+    ),
+    "function": Fault(
+        CHOICES,
+        "doc_to_target: !function functions.left",
+        line=8,
+        message="!function functions.left: AttributeError: Module",
+    ),
+    "module": Fault(
+        CHOICES,
+        "doc_to_target: !function absent.left",
+        line=8,
+        message="!function absent.left: ImportError: Cannot import",
+    ),
+    "syntax of a module": Fault(
+        CHOICES,
+        "doc_to_target: !function wrong.right",
+        line=8,
+        message="SyntaxError: '(' was never closed",
+    ),
+    "function that is a text": Fault(
+        CHOICES,
+        "process_docs: functions.right",
+        line=10,
+        message="process_docs=functions.right is no function",
+    ),
+    "output type": Fault(
+        CHOICES,
+        "output_type: choice",
+        line=5,
+        message="output_type=choice is unknown. Did you mean 'multiple_choice'?",
+    ),
+    "template": Fault(
+        CHOICES,
+        'doc_to_text: "{{question"',
+        line=6,
+        message="doc_to_text is no jinja template: unexpected end",
+    ),
+    "variable": Fault(
+        CHOICES,
+        'doc_to_text: "{{qestion}}"',
+        line=6,
+        message="UndefinedError: 'qestion' is undefined",
+    ),
+    "key": Fault(
+        CHOICES,
+        "doc_to_txt: question",
+        line=10,
+        message="lm-eval knows no key doc_to_txt. Did you mean 'doc_to_text'?",
+    ),
+    "key of examples": Fault(
+        CHOICES,
+        "fewshot_config: {smapler: first_n}",
+        line=10,
+        message="no key smapler. Did you mean 'sampler'?",
+    ),
+    "sampler": Fault(
+        CHOICES,
+        "fewshot_config: {sampler: first}",
+        line=10,
+        message="sampler=first is unknown. Samplers: default, first_n.",
+    ),
+    "repeats": Fault(
+        TEXTS, "repeats: 0", line=9, message="repeats=0: must be an integer of at least 1."
+    ),
+    "num_fewshot": Fault(
+        CHOICES,
+        "num_fewshot: two",
+        line=10,
+        message="num_fewshot=two: must be an integer of at least 0.",
+    ),
+}
 
 
 def with_lines(yaml: str, lines: str) -> str:
     """A YAML whose lines of the same keys are replaced, or with the lines at its end."""
     key = re.match(r"\w+:", lines)
-    kept = yaml.splitlines()
-    for place, line in enumerate(kept):
+    kept_lines = yaml.splitlines()
+    for place, line in enumerate(kept_lines):
         if key and line.startswith(key[0]):
-            return "\n".join([*kept[:place], lines, *kept[place + 1 :]]) + "\n"
+            return "\n".join([*kept_lines[:place], lines, *kept_lines[place + 1 :]]) + "\n"
     if "metric_list:" in lines:
-        kept = [line for line in kept if not line.startswith("metric_list:")]
-    return "\n".join([*kept, *lines.splitlines()]) + "\n"
+        kept_lines = [line for line in kept_lines if not line.startswith("metric_list:")]
+    return "\n".join([*kept_lines, *lines.splitlines()]) + "\n"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_found_by_task_file_and_line(fault, tmp_path, monkeypatch):
     # it takes seconds to import
     monkeypatch.setattr(yaml_checks, "_evaluate_has", lambda metric: False)
-    yaml, lines, line, message = FAULTS[fault]
-    text = with_lines(yaml, lines)
+    text = with_lines(fault.yaml, fault.lines)
     folder = mine(tmp_path, text)
     with pytest.raises(TaskError) as raised:
         load_task(None, "mine", include_path=folder)
-    said = str(raised.value)
-    assert message in said and "Task mine" in said and f"{tmp_path}/mine.yaml, line {line}" in said
-    assert len(said.splitlines()) <= 3
+    message = str(raised.value)
+    assert fault.message in message
+    assert "Task mine" in message
+    assert f"{tmp_path}/mine.yaml, line {fault.line}" in message
+    assert len(message.splitlines()) <= 3
     assert raised.value.exit_code == 2
 
 
@@ -129,8 +255,14 @@ task:
         ),
         (INNER, "Task both::inner, FILE, line 6: aggregation=avrage of metric acc is unknown"),
         (
-            "group: both\ntask: [mine]\naggregate_metric_list:\n- {metric: acc, aggregation: median}\n",
-            "Task both, FILE, line 4: {'metric': 'acc', 'aggregation': 'median'}: a group takes the mean",
+            (
+                "group: both\ntask: [mine]\naggregate_metric_list:\n"
+                "- {metric: acc, aggregation: median}\n"
+            ),
+            (
+                "Task both, FILE, line 4: {'metric': 'acc', 'aggregation': 'median'}: a group "
+                "takes the mean"
+            ),
         ),
         (
             "group: both\ntask: [mine]\naggregate_metric_list:\n- {metric: ac}\n",
@@ -176,7 +308,8 @@ BRACKET = "task: NAME\ndataset_kwargs: {data_files: {test: x}\ntest_split: test\
     ],
 )
 def test_a_yaml_that_does_not_parse_is_named(files, name, tmp_path, small_index):
-    """It is not left out in silence: not for a task of lm-eval with its name, and not of a group or a tag."""
+    """The task is not left out in silence: neither a task with the name of one of lm-eval's,
+    nor a task of a group or a tag."""
     for file, text in files.items():
         (tmp_path / file).write_text(text)
     file, line = ("b.inc", 4) if "b.inc" in files else ("a.yaml", 3)
@@ -218,11 +351,9 @@ def test_a_document_without_a_prompt_ends_the_command_before_weights_load(
         f"output_dir={tmp_path / 'out'}",
     ]
     ended = run_command(capsys, "method=base", *task)
-    assert (
-        ended.code == 2
-        and f"Error: Task mine, {message}" in ended.err
-        and "Traceback" not in ended.err
-    )
+    assert ended.code == 2
+    assert f"Error: Task mine, {message}" in ended.err
+    assert "Traceback" not in ended.err
     assert loads == []
 
 

@@ -1,7 +1,7 @@
 """Which prompts share a beginning, and the names of tokens.
 
-Broken by a prompt that is in no group or in two, a beginning that a prompt of its group does not have, and by equal names
-of other texts.
+Broken by a prompt that is in no group or in two, a beginning that a prompt of its group does
+not have, and by equal names of other texts.
 """
 
 import random

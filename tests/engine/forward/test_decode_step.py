@@ -1,9 +1,11 @@
-"""Steps of decoding that keep their tensors in place, and their recording, for which a step or its trace stands here.
+"""Steps of decoding that keep their tensors in place, and their recording, for which a
+step or its trace stands here.
 
-Broken by a shape or a value that the first steps fix, by a finished sequence that counts, by slots beyond the end, and by
-a recording that misses what others do at each step.
+Broken by a shape or a value that the first steps fix, by a finished sequence that counts,
+by slots beyond the end, and by a recording that misses what others do at each step.
 
-Passes of routing samples compile as one graph; the later layers alone give what the whole model gives.
+Passes of routing samples compile as one graph; the later layers alone give
+what the whole model gives.
 
 Broken by: a value read from the device within a pass, or a hook that stays on the model.
 """
@@ -75,10 +77,11 @@ def test_steps_in_place_and_recorded_are_those_of_the_host(record, family, name,
     expected = generated(model, ensembles(model)[name])
     in_place(monkeypatch, record)
     recorded.clear()
-    found = generated(model, ensembles(model)[name])
-    assert found[0] == expected[0] and found[2:] == expected[2:]
-    for ours, theirs in zip(found[1], expected[1], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    generated_steps = generated(model, ensembles(model)[name])
+    assert generated_steps[0] == expected[0]
+    assert generated_steps[2:] == expected[2:]
+    for step_scores, expected_scores in zip(generated_steps[1], expected[1], strict=True):
+        torch.testing.assert_close(step_scores, expected_scores, rtol=1e-4, atol=1e-4)
     assert [step.steps for step in recorded] == [5, 6], (
         "a batch is recorded again after half have ended"
     )
@@ -90,8 +93,9 @@ def test_steps_go_on_where_their_slots_are_full(name, monkeypatch):
     expected = generated(model, ensembles(model)[name])
     in_place(monkeypatch, lambda self: None)
     monkeypatch.setattr(decode_step, "AHEAD", 1)
-    found = generated(model, ensembles(model)[name])
-    assert found[0] == expected[0] and found[2:] == expected[2:]
+    generated_steps = generated(model, ensembles(model)[name])
+    assert generated_steps[0] == expected[0]
+    assert generated_steps[2:] == expected[2:]
 
 
 class Counts(Observer):
@@ -100,7 +104,7 @@ class Counts(Observer):
 
 def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
     model = small_model("olmoe")
-    forward, *others = (
+    forward, *other_batches = (
         EnsembleForward(model, ensemble)
         for ensemble in (
             Ensemble(),
@@ -111,12 +115,12 @@ def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
     assert not forward._may_be_recorded(), "a CPU"
     places = [torch.device("cuda", 0)]
     monkeypatch.setattr(
-        model, "parameters", lambda: (SimpleNamespace(device=each) for each in places)
+        model, "parameters", lambda: (SimpleNamespace(device=place) for place in places)
     )
-    for each in (forward, *others):
-        each.device = places[0]
+    for place in (forward, *other_batches):
+        place.device = places[0]
     assert forward._may_be_recorded()
-    assert not any(each._may_be_recorded() for each in others), (
+    assert not any(place._may_be_recorded() for place in other_batches), (
         "a policy that does not say it, no cache"
     )
     with routed(model, lambda router, routing: None):
@@ -133,13 +137,18 @@ def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
 
 
 STEPS = 4
-"""The third step and later ones run what the first two have compiled: with a fixed and with any length of the cache."""
+"""The third step and later ones run what the first two have compiled.
+
+The cache has a fixed length in one case and any length in the other.
+"""
 
 
 def step_logits(model, compiled):
-    """Logits of two prompts of different lengths and of `STEPS` tokens after them, and the number of compiled graphs."""
+    """Logits of two prompts of different lengths and of `STEPS` tokens after them,
+    and the number of compiled graphs."""
     ensemble = Ensemble(4, GumbelTopK([0.0, 0.5], seed=0), first_noisy=1)
-    found, graphs = [], []
+    logits = []
+    graphs = []
 
     def backend(graph, inputs):
         graphs.append(graph)
@@ -166,8 +175,8 @@ def step_logits(model, compiled):
                 names_BS=lambda: np.zeros((2, 1), dtype=np.int64),
                 count=2,
             )
-            found.append(forward(tokens, cache))
-    return torch.stack(found), len(graphs), ensemble.routing.counts()
+            logits.append(forward(tokens, cache))
+    return torch.stack(logits), len(graphs), ensemble.routing.counts()
 
 
 @pytest.mark.slow
@@ -176,10 +185,11 @@ def test_a_step_is_one_graph():
     model = make_model("olmoe", num_hidden_layers=2)
     model.set_experts_implementation("grouped_mm")
     expected, _, decisions = step_logits(model, compiled=False)
-    found, graphs, counted = step_logits(model, compiled=True)
+    logits, graphs, counted = step_logits(model, compiled=True)
     assert graphs == 2 + 1, "two of the pass, and a small one that keeps whether logits were NaN"
-    assert counted == decisions and decisions["changed_decisions"] > 0
-    assert_close(found, expected)
+    assert counted == decisions
+    assert decisions["changed_decisions"] > 0
+    assert_close(logits, expected)
 
 
 def test_later_layers_alone_and_the_model_restored():
@@ -203,7 +213,8 @@ def test_later_layers_alone_and_the_model_restored():
         raise KeyError
     with torch.no_grad():
         assert model(ids).logits.equal(expected)
-    assert computed == [2, 3, 0, 1, 2, 3] and list(model.state_dict()) == names
+    assert computed == [2, 3, 0, 1, 2, 3]
+    assert list(model.state_dict()) == names
     assert [layer.__dict__.get("forward") for layer in decoder_layers(model)] == [
         wrapped,
         None,

@@ -1,8 +1,8 @@
 """The logit scale and the contrast against float64 by hand.
 
-Broken by: a scale of each sample in place of the mean's,
-a normalizer that is not scaled, a token that a sweep counts twice or not at all, a contrast of the wrong sign, a token
-that is not plausible and decoded, or that is plausible and not, -inf as the score of a given token.
+Broken by: a scale of each sample in place of the mean's, a normalizer that is not scaled, a token
+that a sweep counts twice or not at all, a contrast of the wrong sign, a token that is not plausible
+and decoded, or that is plausible and not, -inf as the score of a given token.
 """
 
 import math
@@ -31,7 +31,7 @@ def by_hand(logits_nV: torch.Tensor, scale: float, aggregate: str) -> torch.Tens
     if aggregate == "logits":
         scores_V = logits_nV.mean(dim=0)
     else:
-        scores_V = sum(one.softmax(dim=-1) for one in logits_nV).div(len(logits_nV)).log()  # type: ignore[union-attr]
+        scores_V = logits_nV.softmax(dim=-1).mean(dim=0).log()
     powers = [math.exp(scale * float(score)) for score in scores_V]
     return torch.tensor([math.log(power / sum(powers)) for power in powers])
 
@@ -44,7 +44,8 @@ def test_the_averaged_distribution_is_scaled(logits_MnV, n, clean, aggregate, sc
     ensemble = Ensemble(n=n, aggregate=aggregate, logit_scale=scale, include_clean=clean)
     averaged = logits_MnV if clean else logits_MnV[:, 1:]
     expected = torch.stack([by_hand(logits_nV, scale, aggregate) for logits_nV in averaged])
-    at, target = torch.tensor([4, 0, 2, 2]), torch.tensor([10, 3, 0, 7])
+    at = torch.tensor([4, 0, 2, 2])
+    target = torch.tensor([10, 3, 0, 7])
     assert torch.allclose(
         ensemble.score(logits_MnV, at, target), expected[at, target].float(), atol=1e-5
     )
@@ -88,40 +89,48 @@ def test_a_sweep_has_the_sums_that_scoring_gives_at_each_scale(
 
 
 def test_a_scale_at_either_end_is_at_the_bound():
-    assert at_bound(float(SCALES[0])) and at_bound(float(SCALES[-1])) and not at_bound(1.0)
-    assert SCALES[0] == pytest.approx(0.25, abs=1e-3) and SCALES[-1] == pytest.approx(4, abs=1e-2)
+    assert at_bound(float(SCALES[0]))
+    assert at_bound(float(SCALES[-1]))
+    assert not at_bound(1.0)
+    assert SCALES[0] == pytest.approx(0.25, abs=1e-3)
+    assert SCALES[-1] == pytest.approx(4, abs=1e-2)
 
 
 def test_a_contrast_is_that_of_a_loop_in_float64():
     logits = 3 * torch.randn(5, 3, 30, generator=torch.Generator().manual_seed(2))
     ensemble = Ensemble(n=3, contrast=Contrast(beta=0.5, alpha=0.1))
-    scores, greedy = ensemble.next_scores(logits), ensemble.greedy(logits)
+    scores = ensemble.next_scores(logits)
+    greedy = ensemble.greedy(logits)
     place = torch.arange(5)
     for at, logits_nV in enumerate(logits.double()):
-        strong, weak = logits_nV[0], (logits_nV[1] + logits_nV[2]) / 2
+        strong = logits_nV[0]
+        weak = (logits_nV[1] + logits_nV[2]) / 2
         contrast = 1.5 * strong - 0.5 * weak
         log_probs = contrast.log_softmax(-1)
-        given = ensemble.score(logits, place[at : at + 1].repeat(30), torch.arange(30))
-        assert given.tolist() == pytest.approx(log_probs.tolist(), abs=1e-5)
+        contrast_scores = ensemble.score(logits, place[at : at + 1].repeat(30), torch.arange(30))
+        assert contrast_scores.tolist() == pytest.approx(log_probs.tolist(), abs=1e-5)
         probs = strong.softmax(-1)
         for token in range(30):
             if probs[token] < 0.1 * probs.max():
                 assert scores[at, token] == -torch.inf
             else:
                 assert float(scores[at, token]) == pytest.approx(float(log_probs[token]), abs=1e-5)
-        kept = [token for token in range(30) if probs[token] >= 0.1 * probs.max()]
-        assert int(greedy[at]) == max(kept, key=lambda token: float(contrast[token]))
+        plausible = [token for token in range(30) if probs[token] >= 0.1 * probs.max()]
+        assert int(greedy[at]) == max(plausible, key=lambda token: float(contrast[token]))
     assert (scores > -torch.inf).sum() > 5, "alpha leaves single tokens: the test says nothing"
 
 
 def test_a_contrast_of_strength_0_is_the_first_sample_and_its_scale_is_one_of_logits():
     logits = 3 * torch.randn(4, 2, 30, generator=torch.Generator().manual_seed(3))
-    at, target = torch.arange(4), torch.tensor([1, 2, 3, 4])
+    at = torch.arange(4)
+    target = torch.tensor([1, 2, 3, 4])
     base = Ensemble()
     for none in (Ensemble(n=2, contrast=Contrast(0, 0)), Ensemble(contrast=Contrast(0.7, 0))):
-        own = logits[:, : none.n]
-        assert torch.equal(none.score(own, at, target), base.score(logits[:, :1], at, target))
-        assert torch.equal(none.greedy(own), base.greedy(logits[:, :1]))
+        first_samples = logits[:, : none.n]
+        assert torch.equal(
+            none.score(first_samples, at, target), base.score(logits[:, :1], at, target)
+        )
+        assert torch.equal(none.greedy(first_samples), base.greedy(logits[:, :1]))
     scaled = Ensemble(n=2, contrast=Contrast(0.5, 0), logit_scale=2.0)
     expected = (2 * (1.5 * logits[:, 0] - 0.5 * logits[:, 1])).log_softmax(-1)[at, target]
     torch.testing.assert_close(scaled.score(logits, at, target), expected)

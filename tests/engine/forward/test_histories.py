@@ -1,8 +1,8 @@
 """cache=clean, standard and none, with clean and noisy prompts: each equals its slow reference.
 
-Broken by: noise keyed by anything but the sample and the position, a sample that reads another's keys, values or state, a
-prompt read with (or without) noise where it should not
-be, or scoring that differs from decoding.
+Broken by: noise keyed by anything but the sample and the position, a sample that reads another's
+keys, values or state, a prompt read with (or without) noise where it should not be, or scoring
+that differs from decoding.
 """
 
 import random
@@ -44,8 +44,8 @@ History = tuple[str, str]
 RECURRENT = ("qwen3_next", "minimax", "granitemoehybrid", "jamba", "llama4_text")
 """Llama 4 scales its queries by their positions, or not (`KV_CACHE_VARIANTS`)."""
 EVERY_HISTORY = ("olmoe", "gpt_oss", "llama4_text", "qwen3_next, recurrent")
-"""Full attention, windows, chunks, a recurrent state. The other models have other layers: one history of samples that
-share keys and values, one of samples that have their own."""
+"""Full attention, windows, chunks, a recurrent state. The other models have other layers:
+one history of samples that share keys and values, one of samples that have their own."""
 FAST = {
     "olmoe": HISTORIES[:3],
     "gpt_oss": HISTORIES[:1],
@@ -115,7 +115,10 @@ CASES = pytest.mark.parametrize(("name", "history", "perturbed"), cases())
 
 @CASES
 def test_scores_equal_the_slow_reference(name, history, perturbed):
-    """In whole passes and in two phases. Contexts are shorter and longer than windows and chunks."""
+    """In whole passes and in two phases.
+
+    Contexts are shorter and longer than windows and chunks.
+    """
     model, exact, budgets, on_kv_cache = model_of(name)
     questions = questions_for(random.Random(1), 2, choices=1, longest=6)
     lengths = [len(question.context) for question in questions]
@@ -168,7 +171,8 @@ NEW_TOKENS = [9, 2, 6]
 
 
 def probs_of_repeats(model: Any, ensemble: Ensemble) -> list[list[torch.Tensor]]:
-    """The distributions of two repeats of PROMPT in one batch: [V] by repeat and by token of NEW_TOKENS."""
+    """The distributions of two repeats of PROMPT in one batch: [V] by repeat
+    and by token of NEW_TOKENS."""
     probs: list[list[torch.Tensor]] = [[], []]
 
     def choose(scores_AV: torch.Tensor, states: list[GenerationState]) -> list[int]:
@@ -190,7 +194,10 @@ def probs_of_repeats(model: Any, ensemble: Ensemble) -> list[list[torch.Tensor]]
     [*[("olmoe", history) for history in HISTORIES], ("qwen3_next, recurrent", HISTORIES[0])],
 )
 def test_repeats_of_a_prompt_have_noise_of_their_own(name, history):
-    """The distributions after the same tokens are the slow reference's of each repeat, in one batch."""
+    """The distributions after the same tokens are those of the slow reference for each repeat.
+
+    Both repeats are in one batch.
+    """
     model, exact, _, _ = model_of(name)
 
     probs = probs_of_repeats(model, ensemble_for(model, history))

@@ -1,4 +1,5 @@
-"""The KV cache equals transformers' own and drops slots at no cost; a store keeps values within its bound.
+"""The KV cache equals transformers' own and drops slots at no cost; a store
+keeps values within its bound.
 
 Broken by keys in another slot, a copy that shares memory, bytes that are not those of the tensors.
 """
@@ -29,11 +30,11 @@ def columns(cache: KVCache, layer: int) -> torch.Tensor:
 def test_holds_the_same_as_transformers_cache(moe_model):
     ours = filled(moe_model, KVCache(4, capacity=3))
     filled(moe_model, ours, IDS[:, :4])
-    theirs = DynamicCache(config=moe_model.config)
-    filled(moe_model, theirs)
-    filled(moe_model, theirs, IDS[:, :4])
+    expected_cache = DynamicCache(config=moe_model.config)
+    filled(moe_model, expected_cache)
+    filled(moe_model, expected_cache, IDS[:, :4])
     for layer in range(4):
-        assert torch.equal(columns(ours, layer), theirs.layers[layer].keys)
+        assert torch.equal(columns(ours, layer), expected_cache.layers[layer].keys)
 
 
 def test_the_bytes_of_a_token_are_those_that_the_cache_takes(moe_model):
@@ -95,6 +96,6 @@ def test_the_store_stays_within_its_bound():
     store = Store(100)
     for key in range(4):
         store.add(key, torch.zeros(10))
-    kept = [key for key in range(4) if store.get(key) is not None]
-    assert kept == [0, 1]
+    stored_keys = [key for key in range(4) if store.get(key) is not None]
+    assert stored_keys == [0, 1]
     assert store.nbytes == 80

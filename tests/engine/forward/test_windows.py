@@ -1,5 +1,8 @@
-"""Attention windows and chunks of layers. Broken by a window that counts padding, other branches or samples as tokens, and
-by a family whose configuration names windows that its layers do not have, or the other way round."""
+"""Attention windows and chunks of layers.
+
+Broken by a window that counts padding, other branches or samples as tokens, and by a family
+whose configuration names windows that its layers do not have, or the other way round.
+"""
 
 from typing import Any
 
@@ -13,7 +16,10 @@ from tests.support.tiers import by_family
 
 
 def masks_by_layer(model: Any, ids: torch.Tensor, visible: torch.Tensor) -> list[torch.Tensor]:
-    """The attention mask that transformers gives each layer; True or 0 is what a token attends to."""
+    """The attention mask that transformers gives each layer.
+
+    A token attends to the slots with True or 0.
+    """
     masks = []
 
     def keep_mask(layer: Any, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -27,7 +27,10 @@ def flops() -> None:
 
 @pytest.fixture(params=first_fast(FAMILIES, 2))
 def setting(request) -> Setting:
-    """Of each family in turn. What tells them apart is in the replay, whose tests have all of them in the fast tier."""
+    """Of each family in turn.
+
+    What tells them apart is in the replay, whose tests have all of them in the fast tier.
+    """
     return setting_of(small_model(request.param))
 
 

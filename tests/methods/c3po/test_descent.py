@@ -1,7 +1,7 @@
 """Gradient descent on the neighbours' loss.
 
-Broken by: a gradient that is not that of whole passes, a change outside the pathway, wrong answers that become more
-probable, a question without right neighbours that is changed.
+Broken by: a gradient that is not that of whole passes, a change outside the pathway, wrong answers
+that become more probable, a question without right neighbours that is changed.
 """
 
 import copy
@@ -35,7 +35,7 @@ def family(request):
 
 
 def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
-    """Equation 3 for question n, by whole passes of its neighbours' prompts and answers without any cache."""
+    """Equation 3 for question n: whole passes of its neighbours' texts, without a cache."""
     probs = {layer: probs_NWE[n] for layer, probs_NWE in pathways.probs().items()}
     experts = {layer: pathways.relaxed[n, :, i] for i, layer in enumerate(setting.layers)}
     span = setting.tails.span
@@ -44,7 +44,8 @@ def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
         if tail is None:
             continue
         number = next(i for i, reference in enumerate(setting.references) if reference is tail)
-        prompt, answer = prompts(seed=1, least=span.size)[number], answers[number]
+        prompt = prompts(seed=1, least=span.size)[number]
+        answer = answers[number]
         core = experts if relax == "core" else None
         read = [*prompt, *answer[:-1]]
         logits_TV = whole_logits(setting.model, read, span.start(len(prompt)), probs, core)
@@ -62,7 +63,7 @@ def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
 @pytest.mark.parametrize("kind", ["cross_entropy", "l2"])
 @pytest.mark.parametrize("relax", ["core", "topk"])
 def test_loss_and_gradient_are_those_of_whole_passes(setting, relax, kind):
-    """Brute-force autograd through the whole model: no cache, no batch, the weights written by a hook."""
+    """Autograd through the whole model: no cache, no batch, a hook writes the weights."""
     equals_whole_passes(setting, relax, kind, ANSWERS)
 
 
@@ -95,7 +96,8 @@ def equals_whole_passes(setting, relax, kind, answers, atol=2e-6):
         torch.testing.assert_close(loss_N[n], expected.to(loss_N.dtype), atol=2e-6, rtol=1e-5)
         torch.testing.assert_close(gradient[n], brute[n].to(gradient.dtype), atol=atol, rtol=1e-3)
     assert relax == "topk" or gradient.abs().max() > 30 * atol
-    assert loss_N[2] == 0 and not gradient[2].any()
+    assert loss_N[2] == 0
+    assert not gradient[2].any()
 
 
 class Noted(Remix):
@@ -108,35 +110,43 @@ class Noted(Remix):
 
 
 def test_three_tokens_change_apart_and_nothing_else_does(family):
-    """Experts outside the core keep their probabilities exactly; other tokens and layers their experts and weights."""
+    """Experts outside the core keep their probabilities exactly.
+
+    Other tokens and layers keep their experts and weights.
+    """
     setting = setting_of(small_model(family), TokenSpan("first", 3), LONG_ANSWERS)
-    layer, other = setting.layers
+    layer, last_layer = setting.layers
     pathways = Pathways(setting.pathway_NWME, [layer], CORE)
     changed, _ = ngd(pathways, setting.loss(), C3POConfig(steps=3, learning_rate=[0.1, 0.1]))
     moved = changed.probs_NWLE() != pathways.clean_NWLE
     core = torch.zeros_like(moved).scatter(-1, pathways.core, True)
-    assert not moved[~core].any() and torch.equal(changed.theta[2], pathways.theta[2])
+    assert not moved[~core].any()
+    assert torch.equal(changed.theta[2], pathways.theta[2])
     steps = (changed.theta - pathways.theta)[:2, :, 0]
     assert (steps[0] != 0).any(-1).all(), "each token has a gradient"
     assert (steps[0, 0] - steps[0, 1]).abs().max() > 1e-3, "of its own"
 
     remix = Noted(changed.probs())
     setting.tails.score(setting.questions, remix)
-    own, given = remix.noted[layer]
-    for before, after in zip(own[1:], given[1:], strict=True):
-        before, after = before.unflatten(0, (3, -1)), after.unflatten(0, (3, -1))
+    own_probs, given_probs = remix.noted[layer]
+    for before, after in zip(own_probs[1:], given_probs[1:], strict=True):
+        before = before.unflatten(0, (3, -1))
+        after = after.unflatten(0, (3, -1))
         assert torch.equal(before[:, 3:], after[:, 3:])
-    assert not torch.equal(own.weights_TK, given.weights_TK)
-    assert remix.noted[other][1] is None
+    assert not torch.equal(own_probs.weights_TK, given_probs.weights_TK)
+    assert remix.noted[last_layer][1] is None
 
 
 def test_only_questions_with_neighbours_change_and_their_input_does_not(setting):
     pathways = setting.pathways()
     before = pathways.theta.detach().clone()
     changed, losses = ngd(pathways, setting.loss(), C3POConfig(steps=3))
-    assert torch.equal(pathways.theta, before) and pathways.theta.grad is None
-    assert torch.equal(changed.theta[2], before[2]) and losses[:, 2].isnan().all()
-    assert (changed.theta[:2] != before[:2]).any(dim=-1).all() and losses[:, :2].isfinite().all()
+    assert torch.equal(pathways.theta, before)
+    assert pathways.theta.grad is None
+    assert torch.equal(changed.theta[2], before[2])
+    assert losses[:, 2].isnan().all()
+    assert (changed.theta[:2] != before[:2]).any(dim=-1).all()
+    assert losses[:, :2].isfinite().all()
 
 
 @pytest.mark.parametrize("relax", ["core", "topk"])
@@ -144,15 +154,22 @@ def test_a_question_does_not_depend_on_those_it_is_batched_with(setting, relax):
     descent = C3POConfig(steps=4, relax=relax)
     together, losses = ngd(setting.pathways(), setting.loss(), descent)
     for n in range(3):
-        one = slice(n, n + 1)
-        alone = Pathways(setting.pathway_NWME[one], setting.layers, CORE)
-        changed, own_losses = ngd(alone, setting.loss(rows=one), descent)
-        torch.testing.assert_close(together.theta[one], changed.theta, atol=2e-4, rtol=1e-3)
-        torch.testing.assert_close(losses[:, one], own_losses, atol=1e-5, rtol=1e-5, equal_nan=True)
+        question_slice = slice(n, n + 1)
+        single_pathways = Pathways(setting.pathway_NWME[question_slice], setting.layers, CORE)
+        changed, own_losses = ngd(single_pathways, setting.loss(rows=question_slice), descent)
+        torch.testing.assert_close(
+            together.theta[question_slice], changed.theta, atol=2e-4, rtol=1e-3
+        )
+        torch.testing.assert_close(
+            losses[:, question_slice], own_losses, atol=1e-5, rtol=1e-5, equal_nan=True
+        )
 
 
 def test_many_neighbours_in_several_passes_give_the_same(setting, monkeypatch):
-    """An ε-ball may hold hundreds: two rows a pass, so that one question's neighbours are parted."""
+    """An ε-ball may hold hundreds of neighbours.
+
+    With two rows a pass, the neighbours of one question are in several passes.
+    """
     whole, losses = ngd(setting.pathways(), setting.loss(), C3POConfig(steps=3))
     monkeypatch.setattr(moe_lab.methods.c3po.descent, "ROWS", 2)
     monkeypatch.setattr(moe_lab.methods.c3po.descent, "HELD_BYTES", 0)
@@ -179,7 +196,10 @@ def stepped(parameter_C, gradient_C, moments, update, rate, step):
     [("weights", "gd", 8), ("weights", "adam", 0.1), ("logits", "adam", 0.3)],
 )
 def test_descent_equals_a_slow_loop_over_whole_passes(family, parameters, update, rate):
-    """In float64: question by question, autograd through the whole model, each weight by itself. Some reach 0."""
+    """In float64: question by question, autograd through the whole model, each weight by itself.
+
+    Some reach 0.
+    """
     model = copy.deepcopy(small_model(family)).double()
     model.set_experts_implementation("eager")
     setting = setting_of(model, SPANS[0], LONG_ANSWERS)
@@ -191,23 +211,27 @@ def test_descent_equals_a_slow_loop_over_whole_passes(family, parameters, update
         core_LC = start.core[n, 0]
         weights = start.clean_NWLE[n, 0].gather(-1, core_LC)
         mass_L1 = weights.sum(-1, keepdim=True)
-        own = (weights if parameters == "weights" else weights.log()).tolist()
-        moments = [[(0.0, 0.0)] * CORE for _ in own]
+        parameters_list = (weights if parameters == "weights" else weights.log()).tolist()
+        moments = [[(0.0, 0.0)] * CORE for _ in parameters_list]
         for step in range(1, 4):
-            given_LC = torch.tensor(own, dtype=torch.float64, requires_grad=True)
+            given_LC = torch.tensor(parameters_list, dtype=torch.float64, requires_grad=True)
             own_pathways = probed(start, given_LC, mass_L1, parameters)
             loss = brute_loss(setting, own_pathways, n, "core", "", LONG_ANSWERS)
             torch.testing.assert_close(
                 losses[step - 1, n], loss.to(losses.dtype), atol=2e-6, rtol=1e-5
             )
             (gradient_LC,) = torch.autograd.grad(loss, [given_LC])
-            for i, layer in enumerate(own):
+            for i, layer in enumerate(parameters_list):
                 stepped(layer, gradient_LC[i], moments[i], update, rate, step)
                 if parameters == "weights":
                     clipped += sum(weight < 0 for weight in layer)
-                    kept = sum(max(weight, 0.0) for weight in layer)
-                    layer[:] = [max(weight, 0.0) / kept * float(mass_L1[i]) for weight in layer]
-        expected = probed(start, torch.tensor(own).double(), mass_L1, parameters).core_LC
+                    weight_sum = sum(max(weight, 0.0) for weight in layer)
+                    layer[:] = [
+                        max(weight, 0.0) / weight_sum * float(mass_L1[i]) for weight in layer
+                    ]
+        expected = probed(
+            start, torch.tensor(parameters_list).double(), mass_L1, parameters
+        ).core_LC
         torch.testing.assert_close(changed.core_probs()[n, 0], expected, atol=1e-6, rtol=1e-4)
     assert parameters == "logits" or clipped
 
@@ -235,11 +259,12 @@ def test_a_core_below_the_models_top_k_is_relaxed_with_the_others_it_takes(setti
     settings = C3POConfig(steps=2, learning_rate=[0.3, 0.3])
     for core in range(1, top_k):
         pathways = Pathways(setting.pathway_NWME, setting.layers, core, top_k=top_k)
-        both = [setting.loss().value(pathways, relax)[:2] for relax in ("core", "topk")]
-        torch.testing.assert_close(*both, msg="before a step both forms are the base model")
+        losses = [setting.loss().value(pathways, relax)[:2] for relax in ("core", "topk")]
+        torch.testing.assert_close(*losses, msg="before a step both forms are the base model")
         changed, _ = ngd(pathways, setting.loss(), settings)
         moved = (changed.probs_NWLE() - pathways.probs_NWLE())[:2].abs() > 1e-5
-        assert moved.any() == (core > 1) and not moved.scatter(-1, pathways.core[:2], False).any()
+        assert moved.any() == (core > 1)
+        assert not moved.scatter(-1, pathways.core[:2], False).any()
 
 
 def test_the_oracle_is_the_question_as_its_own_neighbour(olmoe):

@@ -1,7 +1,8 @@
-"""The values in docs/c3po.md are those of the code: readings that decide published rows, where the paper is silent.
+"""The values in docs/c3po.md are those of the code: readings that decide published rows,
+where the paper is silent.
 
-Broken by: a default that changes without its row, a reading whose row is gone, a guessed checkpoint of Table 13 or a
-metric of Table 2 that the pages do not name.
+Broken by: a default that changes without its row, a reading whose row is gone, a guessed checkpoint
+of Table 13 or a metric of Table 2 that the pages do not name.
 """
 
 from itertools import groupby
@@ -63,7 +64,8 @@ def test_examples_of_in_context_learning():
     ("subject", "method"), [("soft prompt", SoftPrompt), ("prefix tuning", PrefixTuning)]
 )
 def test_recipes_of_virtual_tokens(subject, method):
-    recipe, stated = method.Config(), here(f"{subject} (Table 1)")
+    recipe = method.Config()
+    stated = here(f"{subject} (Table 1)")
     for value in (
         f"{recipe.virtual_tokens} virtual tokens",
         f"weight decay {recipe.trainer_defaults['weight_decay']}",

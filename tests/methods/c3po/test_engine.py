@@ -1,7 +1,7 @@
 """The engine of `method=c3po`: re-routed tokens and generated answers of the command.
 
-Broken by: the weights of another question or token, a reference whose answer is not the model's own or not right, a
-label that reaches anything but the oracle, answers that change without steps.
+Broken by: the weights of another question or token, a reference whose answer is not the model's own
+or not right, a label that reaches anything but the oracle, answers that change without steps.
 """
 
 import json
@@ -109,12 +109,12 @@ def optimized(monkeypatch) -> list[tuple[str, Any]]:
     questions: list[tuple[str, Any]] = []
     optimize = PathwayEngine.optimize
 
-    def record(self, texts, tails, own=None, **options):
-        if own is None:
+    def record(self, texts, tails, own_answers=None, **options):
+        if own_answers is None:
             questions.extend((text, None) for text in texts)
         else:
-            questions.extend(zip(texts, own, strict=True))
-        return optimize(self, texts, tails, own, **options)
+            questions.extend(zip(texts, own_answers, strict=True))
+        return optimize(self, texts, tails, own_answers, **options)
 
     monkeypatch.setattr(PathwayEngine, "optimize", record)
     return questions

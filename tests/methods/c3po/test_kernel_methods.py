@@ -1,8 +1,9 @@
-"""Pathways, and the methods that mix them: kernels by their formulas, kernel regression at the ends of alpha and of the
-bandwidth and at the alpha with the least loss, mode finding on two clusters with known centres.
+"""Pathways, and the methods that mix them: kernels by their formulas, kernel regression
+at the ends of alpha and of the bandwidth and at the alpha with the least loss, mode finding on two
+clusters with known centres.
 
-Broken by: probabilities that are no distribution, a change of other layers, tokens or experts than the chosen ones,
-experts that are chosen or weighed by other probabilities.
+Broken by: probabilities that are no distribution, a change of other layers, tokens or experts
+than the chosen ones, experts that are chosen or weighed by other probabilities.
 """
 
 import dataclasses
@@ -32,7 +33,12 @@ from tests.support.c3po import WEIGHT_NK, setting_of
 from tests.support.models import small_model
 from tests.support.tiers import by_family
 
-N, W, M, E, LAYERS, CORE = 3, 2, 6, 9, [1, 4], 4
+N = 3
+W = 2
+M = 6
+E = 9
+LAYERS = [1, 4]
+CORE = 4
 
 
 @pytest.fixture
@@ -53,19 +59,19 @@ def test_changed_parameters_change_core_experts_alone_and_keep_their_mass(pathwa
     with torch.no_grad():
         pathways.theta += torch.randn(pathways.theta.shape)
     for i, layer in enumerate(LAYERS):
-        found, clean, core = (
-            pathways.probs()[layer],
-            pathway_NWME[:, :, layer],
-            pathways.core[:, :, i],
-        )
+        changed_probs = pathways.probs()[layer]
+        clean = pathway_NWME[:, :, layer]
+        core = pathways.core[:, :, i]
         assert (clean.gather(-1, core).amin(-1) >= clean.scatter(-1, core, 0).amax(-1)).all(), (
             "the largest"
         )
-        torch.testing.assert_close(found.sum(-1), torch.ones(N, W))
-        torch.testing.assert_close(found.gather(-1, core).sum(-1), clean.gather(-1, core).sum(-1))
+        torch.testing.assert_close(changed_probs.sum(-1), torch.ones(N, W))
+        torch.testing.assert_close(
+            changed_probs.gather(-1, core).sum(-1), clean.gather(-1, core).sum(-1)
+        )
         outside = torch.ones(N, W, E, dtype=torch.bool).scatter(-1, core, False)
-        assert torch.equal(found[outside], clean[outside])
-        assert (found.gather(-1, core) - clean.gather(-1, core)).abs().min() > 1e-4
+        assert torch.equal(changed_probs[outside], clean[outside])
+        assert (changed_probs.gather(-1, core) - clean.gather(-1, core)).abs().min() > 1e-4
 
 
 def test_an_expert_of_probability_0_can_be_in_the_core():
@@ -86,20 +92,20 @@ ANSWER = [17, 4]
 @pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_scores_are_those_of_the_pathway(family, span):
     setting = setting_of(small_model(family), span)
-    asked = prompts(seed=2, least=span.size)[:3]
-    tails = setting.tails.read(asked, Budget(64), [[ANSWER]] * 3)
+    texts = prompts(seed=2, least=span.size)[:3]
+    tails = setting.tails.read(texts, Budget(64), [[ANSWER]] * 3)
     pathways = setting.pathways()
     torch.manual_seed(1)
     with torch.no_grad():
         pathways.theta += torch.randn_like(pathways.theta)
-    found = setting.tails.score(tails, pathways.remix("topk"))
-    for n, prompt in enumerate(asked):
+    scores = setting.tails.score(tails, pathways.remix("topk"))
+    for n, prompt in enumerate(texts):
         start = span.start(len(prompt))
         probs = {layer: probs_NWE[n].detach() for layer, probs_NWE in pathways.probs().items()}
         with torch.no_grad():
             whole = whole_logits(setting.model, [*prompt, ANSWER[0]], start, probs).log_softmax(-1)
         expected = whole[len(prompt) - 1, ANSWER[0]] + whole[len(prompt), ANSWER[1]]
-        assert found[n][0][0] == rounding.approx(float(expected))
+        assert scores[n][0][0] == rounding.approx(float(expected))
 
 
 DISTANCES = [0.3, 0.7, 1.2]
@@ -123,9 +129,10 @@ def test_formulas_with_the_median_where_no_bandwidth_is_given(name, bandwidth):
 @pytest.mark.parametrize("name", KERNELS)
 def test_missing_neighbours_weigh_nothing_and_do_not_move_the_median(name):
     inf = math.inf
-    found = kernel(name, torch.tensor([[*DISTANCES, inf, inf], [inf] * 5]))
-    torch.testing.assert_close(found[0, :3], kernel(name, torch.tensor([DISTANCES]))[0])
-    assert found[0, 3:].tolist() == [0, 0] and found[1].tolist() == [0] * 5
+    weights = kernel(name, torch.tensor([[*DISTANCES, inf, inf], [inf] * 5]))
+    torch.testing.assert_close(weights[0, :3], kernel(name, torch.tensor([DISTANCES]))[0])
+    assert weights[0, 3:].tolist() == [0, 0]
+    assert weights[1].tolist() == [0] * 5
     assert kernel(name, torch.empty(2, 0)).shape == (2, 0)
 
 
@@ -163,20 +170,22 @@ def test_core_experts_take_the_means_proportions_and_others_keep_theirs(setting)
     pathways = setting.pathways()
     changed, _ = kernel_regression(pathways, setting.loss(), 0.0)
     mean_NWLE = setting.loss().mean_pathway(pathways)
-    found, clean = changed.probs_NWLE(), pathways.clean_NWLE
+    changed_probs = changed.probs_NWLE()
+    clean = pathways.clean_NWLE
     core_NWLC = pathways.to_core(mean_NWLE)[:2]
     torch.testing.assert_close(core_NWLC.sum(-1, keepdim=True), pathways.mass_NWL1[:2])
-    core_ratio = found[:2].gather(-1, pathways.core[:2]) / mean_NWLE[:2].gather(
+    core_ratio = changed_probs[:2].gather(-1, pathways.core[:2]) / mean_NWLE[:2].gather(
         -1, pathways.core[:2]
     )
     torch.testing.assert_close(core_ratio, core_ratio[..., :1].expand_as(core_ratio))
     outside = torch.ones_like(clean, dtype=torch.bool).scatter(-1, pathways.core, False)
-    assert torch.equal(found[outside], clean[outside])
-    torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:3]))
+    assert torch.equal(changed_probs[outside], clean[outside])
+    torch.testing.assert_close(changed_probs.sum(-1), torch.ones(changed_probs.shape[:3]))
 
 
 def test_the_alpha_of_least_loss_is_taken_question_by_question(setting):
-    pathways, loss = setting.pathways(), setting.loss()
+    pathways = setting.pathways()
+    loss = setting.loss()
     changed, losses = kernel_regression(pathways, loss, None)
     fixed = [kernel_regression(pathways, loss, alpha) for alpha in ALPHAS]
     for n in range(2):
@@ -244,7 +253,8 @@ def test_a_pathway_ends_in_the_middle_of_the_cluster_it_is_near(
     mean_WLE = two_clusters[members][:, :, olmoe.layers].mean(0)
     for found_WLE in changed.probs_NWLE():
         torch.testing.assert_close(found_WLE, mean_WLE, atol=1e-5, rtol=1e-3)
-    assert losses.shape == (31, 3) and losses[:, :2].isfinite().all()
+    assert losses.shape == (31, 3)
+    assert losses[:, :2].isfinite().all()
 
 
 def test_one_shift_is_equations_7_and_8(olmoe, two_clusters):
@@ -255,11 +265,13 @@ def test_one_shift_is_equations_7_and_8(olmoe, two_clusters):
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
     for n in range(3):
         own_WLE = pathways.clean_NWLE[n]
-        others = two_clusters[:, :, olmoe.layers]
-        away = [(own_WLE - other_WLE).square().sum().div(2).sqrt().item() for other_WLE in others]
+        other_layers = two_clusters[:, :, olmoe.layers]
+        away = [
+            (own_WLE - other_WLE).square().sum().div(2).sqrt().item() for other_WLE in other_layers
+        ]
         nearest = sorted(range(8), key=away.__getitem__)[:3]
         weights = [math.exp(-(away[i] ** 2) / (2 * 0.1**2)) for i in nearest]
-        total_WLE = sum(w * others[i] for w, i in zip(weights, nearest, strict=True))
+        total_WLE = sum(w * other_layers[i] for w, i in zip(weights, nearest, strict=True))
         expected_WLE = 0.3 * own_WLE + 0.7 * total_WLE / sum(weights)
         torch.testing.assert_close(changed.probs_NWLE()[n], expected_WLE, atol=1e-6, rtol=1e-4)
 
@@ -283,7 +295,8 @@ def test_a_question_without_a_neighbour_is_told_by_half_the_squared_distance(olm
     none = torch.zeros(3, 8, dtype=torch.bool)
     shifts = dataclasses.replace(SHIFTS, k=8, epsilon=radius * (1 + 1e-5))
     without_N = without_neighbours(pathways, two_clusters, shifts, none)
-    assert without_N.tolist() == (nearest_N > nearest_N.median()).tolist() and without_N.sum() == 1
+    assert without_N.tolist() == (nearest_N > nearest_N.median()).tolist()
+    assert without_N.sum() == 1
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
     kept_N = (changed.probs_NWLE() - pathways.clean_NWLE).abs().amax(dim=(1, 2, 3)) < 1e-6
     assert kept_N.equal(without_N)

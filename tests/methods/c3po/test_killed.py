@@ -1,7 +1,8 @@
 """`method=c3po` after `kill -9` of the command.
 
-Broken by: half a reference set that is used, an answer that is computed again or lost, a pathway that depends on which
-questions are optimized together, operations that are averaged over sessions otherwise than over questions.
+Broken by: half a reference set that is used, an answer that is computed again or lost, a pathway
+that depends on which questions are optimized together, operations that are averaged over sessions
+otherwise than over questions.
 """
 
 import json

@@ -1,8 +1,9 @@
 """`method=c3po` from the command line, on the embedded model and on a small one, and its keys.
 
-Broken by: a test label that reaches anything but the oracle, optimization without steps that changes an answer, a run
-that counts as stored though its references changed, a request that is refused only after weights were loaded, two ids
-for one computation or one id for two, names of layers that differ from the paper's Table 8.
+Broken by: a test label that reaches anything but the oracle, optimization without steps
+that changes an answer, a run that counts as stored though its references changed, a request
+that is refused only after weights were loaded, two ids for one computation or one id for two,
+names of layers that differ from the paper's Table 8.
 """
 
 import json
@@ -43,13 +44,13 @@ def result(ended):
 
 def scores(responses):
     """The log-likelihood of each choice, by question."""
-    return [[float(choice[0][0]) for choice in each] for each in responses]
+    return [[float(choice[0][0]) for choice in choices] for choices in responses]
 
 
-def near(responses, others, bound=1e-4):
+def near(responses, expected_responses, bound=1e-4):
     """Whether the scores of each question are those of the other run."""
-    pairs = zip(scores(responses), scores(others), strict=True)
-    return [one == pytest.approx(other, abs=bound) for one, other in pairs]
+    pairs = zip(scores(responses), scores(expected_responses), strict=True)
+    return [score == pytest.approx(expected_score, abs=bound) for score, expected_score in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +82,19 @@ def test_each_optimizer_answers_and_says_what_it_did(optimizer, outputs, capsys,
 @pytest.mark.slow
 def test_each_core_expert_costs_its_operations(outputs, capsys, flops):
     """A step is linear in the core experts, and the plain model has none."""
-    found = {}
+    operations = {}
     for core in (4, 8, 12):
         keys = ["task=toy_choice", "limit=2", "method.steps=4", f"method.core_experts={core}"]
         block, _ = result(command(capsys, outputs, *keys))
-        found[core] = block["c3po"]["flops_per_sample"], block["c3po"]["flops_plain_per_sample"]
-    assert found[4][1] == found[8][1] == found[12][1]
-    assert found[12][0] - found[8][0] == pytest.approx(found[8][0] - found[4][0], rel=0.05)
-    assert found[8][0] > 1.1 * found[4][0]
+        operations[core] = (
+            block["c3po"]["flops_per_sample"],
+            block["c3po"]["flops_plain_per_sample"],
+        )
+    assert operations[4][1] == operations[8][1] == operations[12][1]
+    assert operations[12][0] - operations[8][0] == pytest.approx(
+        operations[8][0] - operations[4][0], rel=0.05
+    )
+    assert operations[8][0] > 1.1 * operations[4][0]
 
 
 @pytest.mark.slow
@@ -96,8 +102,8 @@ def test_each_core_expert_costs_its_operations(outputs, capsys, flops):
 def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, base, capsys):
     keys = ["task=toy_choice", "limit=6", "method.steps=0", "method.shifts=0", "baseline=false"]
     keys += ["method.alpha=1.0"] if optimizer == "kernel_regression" else []
-    _, found = result(command(capsys, outputs, *keys, f"method.optimizer={optimizer}"))
-    assert all(near(found, base))
+    _, responses = result(command(capsys, outputs, *keys, f"method.optimizer={optimizer}"))
+    assert all(near(responses, base))
 
 
 @pytest.mark.slow
@@ -105,7 +111,10 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
     "keys",
     [
         "method.kernel=matern method.epsilon=0.4 method.schedule=step method.tokens=first1",
-        "method.kernel=polynomial method.relax=topk method.layers=first2+last3 method.schedule=fixed",
+        (
+            "method.kernel=polynomial method.relax=topk method.layers=first2+last3 "
+            "method.schedule=fixed"
+        ),
         "method.kernel=linear method.update=gd method.parameters=weights method.core_experts=null",
         "method.tokens=middle1 method.loss=l2 method.reference=toy_choice:far method.k=5",
         "method.tokens=last3 method.layers=middle4 method.optimizer=kernel_regression",
@@ -116,32 +125,38 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
 )
 def test_every_choice_runs_and_changes_something(keys, outputs, base, capsys):
     few = ["task=toy_choice", "limit=2", "method.steps=2", "baseline=false"]
-    _, found = result(command(capsys, outputs, *few, *keys.split()))
-    assert found != base[:2]
+    _, responses = result(command(capsys, outputs, *few, *keys.split()))
+    assert responses != base[:2]
 
 
 @pytest.mark.slow
 def test_questions_without_a_neighbour_are_counted_and_keep_their_answers(outputs, base, capsys):
-    """None of the toy world's references lies so near a question, and not within the near duplicates."""
+    """No reference of the toy world is so near to a question without being a near duplicate."""
     keys = ["task=toy_choice", "limit=6", "method.epsilon=0.0501", "baseline=false"]
     ended = command(capsys, outputs, *keys)
-    block, found = result(ended)
+    block, responses = result(ended)
     without = block["c3po"]["reference"]["questions_without"]
-    assert without > 0 and f"epsilon 0.0501: {without} of 6 questions had no neighbour" in ended.out
-    assert sum(near(found, base, 1e-5)) >= without
+    assert without > 0
+    assert f"epsilon 0.0501: {without} of 6 questions had no neighbour" in ended.out
+    assert sum(near(responses, base, 1e-5)) >= without
 
 
 @pytest.mark.slow
 def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkeypatch):
-    """The same neighbours, and answers, as with a pass of its own for the embedding, which one prompt of other tokens would need."""
-    keys = "task=toy_choice limit=6 method.learning_rate=[0.1,0.1] method.steps=3 baseline=false".split()
+    """Neighbours and answers are the same as with a separate pass for the embedding.
+
+    A prompt of other tokens would need such a pass.
+    """
+    keys = (
+        "task=toy_choice limit=6 method.learning_rate=[0.1,0.1] method.steps=3 baseline=false"
+    ).split()
     command(capsys, outputs, *keys)
     passes = []
-    own = embeddings.hidden_states
+    hidden_states = embeddings.hidden_states
 
     def counted(texts, model):
         passes.append(len(texts))
-        return own(texts, model)
+        return hidden_states(texts, model)
 
     monkeypatch.setattr(embeddings, "hidden_states", counted)
     _, once = result(command(capsys, outputs, *keys, "rerun=true"))
@@ -164,7 +179,7 @@ def test_a_prompt_with_too_few_tokens_is_named(outputs, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_test_labels_reach_nothing_but_the_oracle(optimizer, outputs, capsys):
-    found = []
+    labels = []
     for answers in ("ABCABC", "CABBCA"):
         data = arc(outputs / answers, answers)
         keys = [
@@ -175,8 +190,8 @@ def test_test_labels_reach_nothing_but_the_oracle(optimizer, outputs, capsys):
         ]
         keys += ["method.steps=3", "baseline=false"]
         ended = command(capsys, outputs / f"out-{answers}", *keys, f"method.optimizer={optimizer}")
-        found.append(result(ended)[1])
-    assert (found[0] == found[1]) == (optimizer != "oracle")
+        labels.append(result(ended)[1])
+    assert (labels[0] == labels[1]) == (optimizer != "oracle")
 
 
 @pytest.mark.slow
@@ -187,11 +202,12 @@ def test_the_oracle_refuses_prompts_with_several_right_answers(tmp_path, capsys)
         "sol2": "Eat the jar.",
         "label": 0,
     }
-    other = row | {"sol1": "Drop it.", "sol2": "Warm the lid.", "label": 1}
-    write_jsonl(tmp_path / "piqa" / "validation.jsonl", [row, other])
+    other_row = row | {"sol1": "Drop it.", "sol2": "Warm the lid.", "label": 1}
+    write_jsonl(tmp_path / "piqa" / "validation.jsonl", [row, other_row])
     keys = [f"data_dir={tmp_path}", "task=piqa", "task.answer=text", "method.optimizer=oracle"]
     ended = command(capsys, tmp_path / "out", *keys, "baseline=false")
-    assert ended.code == 2 and "task.answer=letters" in ended.err
+    assert ended.code == 2
+    assert "task.answer=letters" in ended.err
 
 
 @pytest.mark.slow
@@ -199,9 +215,11 @@ def test_a_grid_over_methods_may_set_what_they_share(outputs, capsys):
     keys = ["method=c3po,icl", "task=toy_choice", "limit=2", "method.k=2", "mode=plan"]
     ended = run_command(capsys, "-m", f"output_dir={outputs}", *keys)
     assert ended.code == 0, ended.err
-    assert "c3po" in ended.out and "icl" in ended.out
+    assert "c3po" in ended.out
+    assert "icl" in ended.out
     refused = run_command(capsys, "-m", f"output_dir={outputs}", *keys[1:], "method=c3po,roe")
-    assert refused.code == 2 and "method=roe" in refused.err
+    assert refused.code == 2
+    assert "method=roe" in refused.err
 
 
 def identity(**keys):
@@ -245,7 +263,7 @@ def test_other_radii_are_taken():
 
 
 @pytest.mark.parametrize(
-    ("keys", "shown"),
+    ("keys", "expected_cell"),
     [
         ({"update": "gd"}, {"update": "gd", "k": "3", "epsilon": "-"}),
         ({"optimizer": "kernel_regression"}, {"update": "-", "k": "3"}),
@@ -253,11 +271,11 @@ def test_other_radii_are_taken():
     ],
     ids=str,
 )
-def test_a_table_shows_a_dash_for_what_makes_no_difference(keys, shown):
+def test_a_table_shows_a_dash_for_what_makes_no_difference(keys, expected_cell):
     settings = C3PO.Config(**keys)
     cell = SimpleNamespace(choices={}, values={"method": asdict(settings)})
     prepared = SimpleNamespace(config=SimpleNamespace(method=settings), cell=cell)
-    for key, value in shown.items():
+    for key, value in expected_cell.items():
         assert coordinate(prepared, f"method.{key}") == value
 
 

@@ -1,7 +1,7 @@
 """The traces of `method=c3po`: a line for each answer.
 
-Broken by: a trace of another question, states that are not those of the optimization, an answer without a line, a trace
-that changes answers.
+Broken by: a trace of another question, states that are not those of the optimization, an answer
+without a line, a trace that changes answers.
 """
 
 import json
@@ -21,7 +21,7 @@ COMMAND = ["method=c3po", "task=toy_choice", "limit=10", "method.reference_size=
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    """Pictures of traces are tested with the figures; drawing them takes half of a traced run here."""
+    """Drawing takes half of a traced run here; the tests of figures draw traces."""
     monkeypatch.setattr("moe_lab.runs.attempts.write_run_figures", lambda *arguments: [])
 
 

@@ -1,8 +1,8 @@
 """Embeddings, and nearest references against a search by hand.
 
-Broken by: padding or other texts of a pass that change a vector, a vector of another text, a missing text, package or
-model that is not named, a neighbour that is too similar or too far, another order, a wrong count, a result that depends
-on how questions are divided.
+Broken by: padding or other texts of a pass that change a vector, a vector of another text,
+a missing text, package or model that is not named, a neighbour that is too similar or too far,
+another order, a wrong count, a result that depends on how questions are divided.
 """
 
 import math
@@ -40,23 +40,24 @@ def small(tmp_path_factory, tokenizer):
 
 def test_hidden_states_are_the_mean_over_the_texts_own_tokens(small, monkeypatch):
     monkeypatch.setattr(pass_size, "CPU_TOKENS", 150)  # two passes, one of them padded
-    found = embed(TEXTS, None, small)
-    for text, vector in zip(TEXTS, found, strict=True):
+    vectors = embed(TEXTS, None, small)
+    for text, vector in zip(TEXTS, vectors, strict=True):
         ids = torch.tensor([small.tokenizer(text).input_ids])
         with torch.no_grad():
             hidden = small.model(ids, output_hidden_states=True).hidden_states[-1][0]
         expected = torch.nn.functional.normalize(hidden.mean(dim=0), dim=0)
         assert torch.allclose(vector, expected, atol=1e-5)
-    assert torch.allclose(found.norm(dim=1), torch.ones(4))
+    assert torch.allclose(vectors.norm(dim=1), torch.ones(4))
 
 
 @pytest.mark.parametrize("family", by_family(sorted(ZOO)))
 def test_hidden_states_of_every_family_do_not_see_padding(family, tokenizer):
-    model, facts = small_model(family), SimpleNamespace(max_length=512)
-    given = {"tokenizer": tokenizer, "device": torch.device("cpu"), "facts": facts}
-    loaded: Any = SimpleNamespace(model=model, **given)
-    alone = torch.cat([embeddings.hidden_states([text], loaded) for text in TEXTS])
-    assert torch.allclose(embeddings.hidden_states(TEXTS, loaded), alone, atol=1e-4)
+    model = small_model(family)
+    facts = SimpleNamespace(max_length=512)
+    settings = {"tokenizer": tokenizer, "device": torch.device("cpu"), "facts": facts}
+    loaded: Any = SimpleNamespace(model=model, **settings)
+    vectors_alone = torch.cat([embeddings.hidden_states([text], loaded) for text in TEXTS])
+    assert torch.allclose(embeddings.hidden_states(TEXTS, loaded), vectors_alone, atol=1e-4)
 
 
 def test_the_mean_is_subtracted_before_normalization(small):
@@ -68,21 +69,23 @@ def test_the_mean_is_subtracted_before_normalization(small):
 
 
 def test_long_texts_lose_their_beginning(small):
-    most = small.facts.max_length
-    long, end = "x" * 100 + "y" * most, "y" * most
+    longest = small.facts.max_length
+    long = "x" * 100 + "y" * longest
+    end = "y" * longest
     assert torch.allclose(embed([long], None, small), embed([end], None, small), atol=1e-5)
 
 
 def test_vectors_of_a_file_belong_to_their_texts(tmp_path):
     file = tmp_path / "vectors.safetensors"
     write_vectors([*TEXTS, TEXTS[0]], lambda texts: [[len(text), 1.0] for text in texts], file)
-    found = embed(TEXTS[::-1], str(file), None)
+    vectors = embed(TEXTS[::-1], str(file), None)
     expected = torch.tensor([[len(text), 1.0] for text in TEXTS[::-1]])
-    assert torch.allclose(found, torch.nn.functional.normalize(expected, dim=1))
+    assert torch.allclose(vectors, torch.nn.functional.normalize(expected, dim=1))
 
 
 def test_what_is_not_there_is_named(tmp_path, monkeypatch):
-    file, leave_out = tmp_path / "vectors.safetensors", r"(.|\n)*Leave method.embeddings out"
+    file = tmp_path / "vectors.safetensors"
+    leave_out = r"(.|\n)*Leave method.embeddings out"
     write_vectors(TEXTS[:2], lambda texts: torch.ones(len(texts), 3), file)
     with pytest.raises(ConfigError, match=r"no vector for 2 of 3 texts(.|\n)*a longer text"):
         embed(TEXTS[1:], file, None)
@@ -105,7 +108,8 @@ def test_a_model_that_is_not_there_offline_is_named():
 def test_a_sentence_transformers_folder(tmp_path, tokenizer):
     """A small random BERT as sentence-transformers saves it: mean over the tokens."""
     package = pytest.importorskip("sentence_transformers")
-    plain, saved = tmp_path / "plain", tmp_path / "saved"
+    plain = tmp_path / "plain"
+    saved = tmp_path / "saved"
     torch.manual_seed(0)
     sizes = {
         "hidden_size": 32,
@@ -130,28 +134,26 @@ def test_all_minilm_tells_meanings_apart():
         "A kitten naps on the couch.",
         "Interest rates rose again.",
     ]
-    found = embed(texts, str(package.get_model_path()), None)
-    near, far = (found @ found.T)[0, 1:].tolist()
+    vectors = embed(texts, str(package.get_model_path()), None)
+    near, far = (vectors @ vectors.T)[0, 1:].tolist()
     assert near > 0.5 > 0.2 > far
 
 
 def test_embeddings_are_told_apart_by_content(tmp_path, monkeypatch):
     monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: name)
-    first, second, folder = (
-        tmp_path / "a.safetensors",
-        tmp_path / "b.safetensors",
-        tmp_path / "folder",
-    )
+    first = tmp_path / "a.safetensors"
+    second = tmp_path / "b.safetensors"
+    folder = tmp_path / "folder"
     for file, value in ((first, 1.0), (second, 2.0)):
         write_vectors(["x"], lambda texts, value=value: torch.full((1, 2), value), file)
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     kinds = [None, first, second, str(folder), "all-MiniLM-L6-v2"]
-    told = [repr(embedding_identity(how)) for how in kinds]
-    assert len(set(told)) == len(kinds)
+    identities = [repr(embedding_identity(how)) for how in kinds]
+    assert len(set(identities)) == len(kinds)
     (folder / "config.json").write_text('{"a": 1}')
-    assert repr(embedding_identity(str(folder))) != told[3]
-    assert repr(embedding_identity(str(first))) == told[1]
+    assert repr(embedding_identity(str(folder))) != identities[3]
+    assert repr(embedding_identity(str(first))) == identities[1]
 
 
 def unit(count: int, size: int = 6, seed: int = 0) -> torch.Tensor:
@@ -160,16 +162,20 @@ def unit(count: int, size: int = 6, seed: int = 0) -> torch.Tensor:
 
 
 def by_hand(query, references, most_similar, k=None, epsilon=None):
-    """[(distance of unit vectors, index)] of one question, and how many were dropped; `epsilon` is of 1 - cos."""
-    found, dropped = [], 0
+    """[(distance of unit vectors, index)] of one question, and the number of dropped references.
+
+    `epsilon` is a bound of 1 - cos.
+    """
+    distances = []
+    dropped = 0
     for index, reference in enumerate(references.tolist()):
         cosine = sum(a * b for a, b in zip(query.tolist(), reference, strict=True))
         if cosine > most_similar:
             dropped += 1
         else:
-            found.append((1 - cosine, index))
-    found.sort()
-    near = [(d, index) for d, index in found if epsilon is None or d <= epsilon][:k]
+            distances.append((1 - cosine, index))
+    distances.sort()
+    near = [(d, index) for d, index in distances if epsilon is None or d <= epsilon][:k]
     return [(math.sqrt(max(0.0, 2 * d)), index) for d, index in near], dropped
 
 
@@ -180,25 +186,29 @@ def by_hand(query, references, most_similar, k=None, epsilon=None):
 def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
     """Also with fewer references than k, and with balls that are empty."""
     monkeypatch.setattr(nearest, "CHUNK_BYTES", 4 * 40 * 3)  # three questions at a time
-    queries, references = unit(11, seed=1), unit(40)
-    given = {"k": 99, "epsilon": None} | kind
-    found = neighbours(queries, references, **given, most_similar=most_similar)
+    queries = unit(11, seed=1)
+    references = unit(40)
+    settings = {"k": 99, "epsilon": None} | kind
+    neighbours_found = neighbours(queries, references, **settings, most_similar=most_similar)
     sizes = []
     for q, query in enumerate(queries):
         expected, dropped = by_hand(query, references, most_similar, **kind)
         size = len(expected)
-        assert found.index_QK[q].tolist()[:size] == [index for _, index in expected]
-        assert found.distance_QK[q, :size].tolist() == rounding.approx([d for d, _ in expected])
-        assert (found.index_QK[q, size:] == -1).all() and found.distance_QK[q, size:].isinf().all()
-        assert found.dropped_Q[q] == dropped
+        assert neighbours_found.index_QK[q].tolist()[:size] == [index for _, index in expected]
+        assert neighbours_found.distance_QK[q, :size].tolist() == rounding.approx(
+            [d for d, _ in expected]
+        )
+        assert (neighbours_found.index_QK[q, size:] == -1).all()
+        assert neighbours_found.distance_QK[q, size:].isinf().all()
+        assert neighbours_found.dropped_Q[q] == dropped
         sizes.append(size)
-    assert found.index_QK.shape == (11, kind.get("k", max(sizes)))
+    assert neighbours_found.index_QK.shape == (11, kind.get("k", max(sizes)))
     assert min(sizes) < max(sizes) or kind != {"epsilon": 0.5}, "balls of different sizes are tried"
 
 
 def test_of_equally_near_references_the_first_comes_first_and_no_question_has_one():
     references = unit(1).expand(6, -1)
-    found = neighbours(unit(2, seed=1), references, k=4, epsilon=None)
-    assert found.index_QK.tolist() == [[0, 1, 2, 3]] * 2
+    neighbours_found = neighbours(unit(2, seed=1), references, k=4, epsilon=None)
+    assert neighbours_found.index_QK.tolist() == [[0, 1, 2, 3]] * 2
     assert neighbours(unit(0), unit(5), k=2, epsilon=None).index_QK.shape == (0, 2)
     assert neighbours(unit(0), unit(5), k=2, epsilon=1.0).index_QK.shape == (0, 0)

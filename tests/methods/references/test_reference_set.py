@@ -1,8 +1,9 @@
 """Which documents references come from, and the sets that are built of them.
 
-Broken by: a test document among them, another split or size than Table 7's, a choice that moves with limit=, a missing
-file or split that is not told with the way out; a reference that the model got wrong, a pathway or token of another
-question, a set that is built twice, a set of another model or prompt that is used.
+Broken by: a test document among them, another split or size than Table 7's, a choice that moves
+with limit=, a missing file or split that is not told with the way out; a reference that the model
+got wrong, a pathway or token of another question, a set that is built twice, a set of another
+model or prompt that is used.
 """
 
 import json
@@ -62,16 +63,16 @@ def data(tmp_path):
     return tmp_path
 
 
-def sizes(found) -> dict[str, int]:
-    return {name: len(numbers) for name, numbers in found.samples.items()}
+def sizes(documents) -> dict[str, int]:
+    return {name: len(numbers) for name, numbers in documents.samples.items()}
 
 
 @pytest.mark.slow
 def test_table_7_takes_train_splits_where_there_are_some(data):
-    found = reference_documents(evaluating(data, "arc_easy"), settings())
-    assert found.label == "Table 7"
-    assert sizes(found) == {"openbookqa:train": 8, "sciq:validation": 5}
-    book, sciq = found.sources
+    documents = reference_documents(evaluating(data, "arc_easy"), settings())
+    assert documents.label == "Table 7"
+    assert sizes(documents) == {"openbookqa:train": 8, "sciq:validation": 5}
+    book, sciq = documents.sources
     assert (book["wanted"], book["documents"], book["asked"]) == (2000, 8, 8)
     assert (sciq["wanted"], sciq["documents"], sciq["asked"]) == (2000, 5, 5)
     assert sizes(reference_documents(evaluating(data, "winogrande"), settings())) == {
@@ -80,36 +81,45 @@ def test_table_7_takes_train_splits_where_there_are_some(data):
 
 
 def test_table_7_is_the_papers():
-    paper = {task: {"CommonsenseQA": 6000, "Social-IQA": 6000} for task in ("hellaswag", "piqa")}
-    paper |= {task: {"OpenBookQA": 2000, "SciQ": 2000} for task in ("arc_challenge", "arc_easy")}
-    paper |= {"mmlu": {"BIG-bench": 8000, "SuperGLUE": 8000}, "winogrande": {"KnowRef": 2000}}
-    assert {
-        task: {source.title: source.size for source in row} for task, row in TABLE_7.items()
-    } == paper
+    sizes_by_task = {}
+    for task, sources in TABLE_7.items():
+        sizes_by_task[task] = {source.title: source.size for source in sources}
+    assert sizes_by_task == {
+        "hellaswag": {"CommonsenseQA": 6000, "Social-IQA": 6000},
+        "piqa": {"CommonsenseQA": 6000, "Social-IQA": 6000},
+        "arc_challenge": {"OpenBookQA": 2000, "SciQ": 2000},
+        "arc_easy": {"OpenBookQA": 2000, "SciQ": 2000},
+        "mmlu": {"BIG-bench": 8000, "SuperGLUE": 8000},
+        "winogrande": {"KnowRef": 2000},
+    }
 
 
 def test_a_size_takes_the_first_of_one_permutation(data):
     def chosen(size: int, **keys: Any) -> set[tuple[str, int]]:
-        found = reference_documents(evaluating(data, "arc_easy", **keys), settings(size=size))
-        return {(name, number) for name, numbers in found.samples.items() for number in numbers}
+        documents = reference_documents(evaluating(data, "arc_easy", **keys), settings(size=size))
+        return {(name, number) for name, numbers in documents.samples.items() for number in numbers}
 
-    small, large = chosen(2), chosen(4)
-    assert len(small) == 4 and len(large) == 8 and small < large, "of each source"
+    small = chosen(2)
+    large = chosen(4)
+    assert len(small) == 4, "of each source"
+    assert len(large) == 8, "of each source"
+    assert small < large, "of each source"
     assert chosen(2, limit=1, seed=5, fewshot_seed=3, num_fewshot=2) == small
     assert chosen(2, sample_seed=1) != small
 
 
 def test_a_test_document_is_no_reference(data):
-    found = reference_documents(evaluating(data, "arc_easy"), settings("arc_easy"))
-    assert found.label == "method.reference"
-    (source,) = found.sources
+    documents = reference_documents(evaluating(data, "arc_easy"), settings("arc_easy"))
+    assert documents.label == "method.reference"
+    (source,) = documents.sources
     assert (source["documents"], source["dropped"], source["asked"]) == (6, 2, 4)
     ids = [
-        found.tasks["arc_easy:train"].task_docs[i]["id"] for i in found.samples["arc_easy:train"]
+        documents.tasks["arc_easy:train"].task_docs[i]["id"]
+        for i in documents.samples["arc_easy:train"]
     ]
     assert ids == ["q9", "q10", "q11", "q12"]
     limited = reference_documents(evaluating(data, "arc_easy", limit=1), settings("arc_easy"))
-    assert sizes(limited) == sizes(found)
+    assert sizes(limited) == sizes(documents)
 
 
 def test_what_has_no_references_is_refused_with_the_way_out(data):
@@ -119,8 +129,8 @@ def test_what_has_no_references_is_refused_with_the_way_out(data):
         ConfigError, match="toy_text.* neither choices nor texts that are right or wrong"
     ):
         reference_documents(Config(task=TaskConfig(name="toy_choice")), settings("toy_text"))
-    told = r"come from openbookqa:dev. Task openbookqa has no dev split in .*/openbookqa"
-    with pytest.raises(ConfigError, match=told):
+    message = r"come from openbookqa:dev. Task openbookqa has no dev split in .*/openbookqa"
+    with pytest.raises(ConfigError, match=message):
         reference_documents(evaluating(data, "arc_easy"), settings("openbookqa:dev"))
     write_jsonl(data / "sciq" / "test.jsonl", [SCIQ])
     with pytest.raises(ConfigError, match=r"sciq has no training split(.|\n)*method.reference="):
@@ -128,37 +138,43 @@ def test_what_has_no_references_is_refused_with_the_way_out(data):
 
 
 def test_another_task_uses_its_own_train_split(data):
-    found = reference_documents(evaluating(data, "openbookqa"), settings())
-    assert found.label == "own train split"
-    assert found.sources[0]["dropped"] == 3 and sizes(found) == {"openbookqa:train": 5}
+    documents = reference_documents(evaluating(data, "openbookqa"), settings())
+    assert documents.label == "own train split"
+    assert documents.sources[0]["dropped"] == 3
+    assert sizes(documents) == {"openbookqa:train": 5}
 
 
 def test_a_split_can_be_named(data):
-    several = settings(["arc_easy:test", "openbookqa:test", "openbookqa:train"])
-    found = reference_documents(evaluating(data, "arc_easy"), several)
-    assert sizes(found) == {"arc_easy:test": 0, "openbookqa:test": 3, "openbookqa:train": 8}
+    splits = settings(["arc_easy:test", "openbookqa:test", "openbookqa:train"])
+    documents = reference_documents(evaluating(data, "arc_easy"), splits)
+    assert sizes(documents) == {"arc_easy:test": 0, "openbookqa:test": 3, "openbookqa:train": 8}
 
 
 def test_the_toy_worlds_near_and_far_sets():
     toy = Config(task=TaskConfig(name="toy_choice"))
     near = reference_documents(toy, settings())
     far = reference_documents(toy, settings("toy_choice:far"))
-    assert sizes(near) == {"toy_choice:near": 400} and sizes(far) == {"toy_choice:far": 100}
+    assert sizes(near) == {"toy_choice:near": 400}
+    assert sizes(far) == {"toy_choice:far": 100}
     with pytest.raises(ConfigError, match="toy_choice cannot be loaded: KeyError: 'bad'"):
         reference_documents(toy, settings("toy_choice:bad"))
 
 
-@pytest.mark.parametrize(("task", "own"), [("toy_rules", "plus"), ("toy_rules_max", "max")])
-def test_rules_have_references_of_their_meaning_and_on_request_of_the_other(task, own):
+@pytest.mark.parametrize(("task", "rule_source"), [("toy_rules", "plus"), ("toy_rules_max", "max")])
+def test_rules_have_references_of_their_meaning_and_on_request_of_the_other(task, rule_source):
     rules = Config(task=TaskConfig(name=task))
-    assert sizes(reference_documents(rules, settings())) == {f"toy_rules:{own}": 200}
+    assert sizes(reference_documents(rules, settings())) == {f"toy_rules:{rule_source}": 200}
     for meaning in ("plus", "max"):
-        found = reference_documents(rules, settings(f"toy_rules:{meaning}"))
-        assert sizes(found) == {f"toy_rules:{meaning}": 200} and found.dropped == 0
+        documents = reference_documents(rules, settings(f"toy_rules:{meaning}"))
+        assert sizes(documents) == {f"toy_rules:{meaning}": 200}
+        assert documents.dropped == 0
 
 
 def test_a_source_has_local_files_and_otherwise_the_hub(data, monkeypatch):
-    """Also that no part of a source is left out: fails where the hub is not asked for what data_dir has not."""
+    """No part of a source is left out.
+
+    Fails where the hub is not asked for a part that data_dir lacks.
+    """
     source = Source("some", ("copa", "boolq"), 1)
     monkeypatch.setitem(TABLE_7, "arc_easy", (source,))
     write_jsonl(data / "super_glue" / "copa" / "train.jsonl", [COPA])
@@ -169,17 +185,16 @@ def test_a_source_has_local_files_and_otherwise_the_hub(data, monkeypatch):
     monkeypatch.setitem(
         TABLE_7, "arc_easy", (replace(source, tasks=("copa",), hub_tasks=("boolq",)),)
     )
-    found = reference_documents(evaluating(data, "arc_easy"), settings())
-    assert list(found.tasks) == ["copa:train"]
-    assert found.sources[0]["data"] == [f"files in {data / 'super_glue' / 'copa'}"]
+    documents = reference_documents(evaluating(data, "arc_easy"), settings())
+    assert list(documents.tasks) == ["copa:train"]
+    assert documents.sources[0]["data"] == [f"files in {data / 'super_glue' / 'copa'}"]
 
 
 def test_generated_answers_are_right_by_the_tasks_headline_metric(data):
-    found = reference_documents(Config(task=TaskConfig(name="toy_math")), settings(size=7))
-    assert found.label == "own train split" and found.metrics == {
-        "toy_math:train": "exact_match,none"
-    }
-    assert sizes(found) == {"toy_math:train": 7}
+    documents = reference_documents(Config(task=TaskConfig(name="toy_math")), settings(size=7))
+    assert documents.label == "own train split"
+    assert documents.metrics == {"toy_math:train": "exact_match,none"}
+    assert sizes(documents) == {"toy_math:train": 7}
     write_jsonl(data / "gsm8k" / "train.jsonl", [{"question": "1 + 1?", "answer": "#### 2"}])
     gsm8k = reference_documents(evaluating(data, "arc_easy"), settings("gsm8k"))
     assert gsm8k.metrics == {"gsm8k:train": "exact_match,strict-match"}
@@ -202,8 +217,10 @@ QUESTIONS = 30
 
 
 def rows(count: int) -> list[dict[str, Any]]:
-    asked = [{"question_stem": f"Number {i} is", "answerKey": "ABCD"[i % 4]} for i in range(count)]
-    return [OPENBOOKQA | one for one in asked]
+    questions = [
+        {"question_stem": f"Number {i} is", "answerKey": "ABCD"[i % 4]} for i in range(count)
+    ]
+    return [OPENBOOKQA | question for question in questions]
 
 
 @pytest.fixture(scope="module")
@@ -222,10 +239,8 @@ def config(tmp_path, models, monkeypatch) -> Config:
     write_jsonl(tmp_path / "data" / "arc_easy" / "test.jsonl", choices(3))
     write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", rows(QUESTIONS))
     monkeypatch.setattr(reference_files, "PORTION", 8)
-    model, place = (
-        ModelConfig(name="small", path=str(models[0])),
-        {"offline": True, "device": "cpu"},
-    )
+    model = ModelConfig(name="small", path=str(models[0]))
+    place = {"offline": True, "device": "cpu"}
     return evaluating(
         tmp_path / "data", "arc_easy", model=model, output_dir=str(tmp_path / "out"), **place
     )
@@ -248,48 +263,55 @@ def build(config: Config, **changes: Any):
     return load_or_build(config, SimpleNamespace(**(vars(SETTINGS) | changes)), loaded, lm), loaded
 
 
+def lettered_prompt(row: dict[str, Any]) -> str:
+    lines = [row["question_stem"]]
+    for letter, choice in zip("ABCD", row["choices"]["text"], strict=True):
+        lines.append(f"{letter}. {choice}")
+    return "\n".join([*lines, "Answer:"])
+
+
 def test_references_are_what_the_untouched_model_answers_correctly(config):
-    found, loaded = build(config)
-    model, tokenizer = loaded.model, loaded.tokenizer
+    reference_set, loaded = build(config)
+    model = loaded.model
+    tokenizer = loaded.tokenizer
     letters = [tokenizer(f" {letter}").input_ids for letter in "ABCD"]
-    kept = 0
+    kept_count = 0
     for i, row in enumerate(rows(QUESTIONS)):
-        options = "".join(
-            f"{a}. {text}\n" for a, text in zip("ABCD", row["choices"]["text"], strict=True)
-        )
-        text = f"{row['question_stem']}\n{options}Answer:"
+        text = lettered_prompt(row)
         ids = tokenizer(text).input_ids
+        totals = []
         with torch.no_grad(), record(model) as routes:
-            logits = [
-                model(torch.tensor([ids + letter])).logits[0, len(ids) - 1 :] for letter in letters
-            ]
-        scores = [each.log_softmax(-1) for each in logits]
-        answered = zip(scores, letters, strict=True)
-        totals = [sum(s[j, token] for j, token in enumerate(letter)) for s, letter in answered]
-        if int(torch.stack(totals).argmax()) != i % 4:
-            assert text not in found.texts
+            for letter in letters:
+                logits = model(torch.tensor([ids + letter])).logits[0, len(ids) - 1 :]
+                scores = logits.log_softmax(-1)
+                totals.append(sum(float(scores[j, token]) for j, token in enumerate(letter)))
+        if totals.index(max(totals)) != i % 4:
+            assert text not in reference_set.texts
             continue
-        where = found.texts.index(text)
-        assert found.prompts[where] == ids and found.golds[where] == letters[i % 4]
-        assert found.golds[where][0] == letters[i % 4][0]
+        place = reference_set.texts.index(text)
+        assert reference_set.prompts[place] == ids
+        assert reference_set.golds[place] == letters[i % 4]
+        assert reference_set.golds[place][0] == letters[i % 4][0]
         expected = torch.stack([logits[len(ids) - 1].softmax(-1) for logits in routes.logits])
-        assert torch.allclose(found.pathway_RWME[where], expected, atol=1e-5)
-        kept += 1
-    assert 0 < kept < QUESTIONS, "some are right, some are wrong"
-    assert len(found) == kept == found.counts["correct"] and found.counts["asked"] == QUESTIONS
-    assert found.pathway_RWME.dtype == torch.float32
-    again = found.embed(found.texts, loaded)
-    assert torch.allclose(again, found.embedding_RX, atol=1e-4)
-    assert found.folder.name.startswith("small-openbookqa-train-")
+        assert torch.allclose(reference_set.pathway_RWME[place], expected, atol=1e-5)
+        kept_count += 1
+    assert 0 < kept_count < QUESTIONS, "some are right, some are wrong"
+    assert len(reference_set) == kept_count == reference_set.counts["correct"]
+    assert reference_set.counts["asked"] == QUESTIONS
+    assert reference_set.pathway_RWME.dtype == torch.float32
+    second_vectors = reference_set.embed(reference_set.texts, loaded)
+    assert torch.allclose(second_vectors, reference_set.embedding_RX, atol=1e-4)
+    assert reference_set.folder.name.startswith("small-openbookqa-train-")
 
 
 def test_a_set_is_built_once(config, monkeypatch):
     first, _ = build(config)
     monkeypatch.setattr(reference_files, "answered", None)  # asking the model again would fail
-    again, _ = build(replace(config, seed=9, limit=1, batch_size=1))
-    assert again.folder == first.folder
-    assert again.prompts == first.prompts and again.pathway_RWME.equal(first.pathway_RWME)
-    assert again.embedding_RX.equal(first.embedding_RX)
+    second_set, _ = build(replace(config, seed=9, limit=1, batch_size=1))
+    assert second_set.folder == first.folder
+    assert second_set.prompts == first.prompts
+    assert second_set.pathway_RWME.equal(first.pathway_RWME)
+    assert second_set.embedding_RX.equal(first.embedding_RX)
 
 
 def test_what_determines_a_set_makes_another_one(config, models, tmp_path):
@@ -308,66 +330,68 @@ def test_what_determines_a_set_makes_another_one(config, models, tmp_path):
                 row | {"question_stem": row["question_stem"] + "?"} for row in rows(QUESTIONS)
             ]
             write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", changed)
-        found, _ = build(replace(config, **keys), reference_size=10)
-        folders.add(found.folder)
-        assert found.texts[0].startswith("User: ") is (change == "chat")
+        reference_set, _ = build(replace(config, **keys), reference_size=10)
+        folders.add(reference_set.folder)
+        assert reference_set.texts[0].startswith("User: ") is (change == "chat")
     assert len(folders) == len(changes)
 
 
 def test_a_stored_set_leaves_nothing_to_read(stored):
-    found, loaded = build(stored)
+    reference_set, loaded = build(stored)
     assert references_left(stored, SETTINGS, loaded.facts) == {}
     smaller = SimpleNamespace(**vars(SETTINGS) | {"reference_size": 11})
     [(name, tokens)] = references_left(stored, smaller, loaded.facts).items()
-    assert name != found.folder.name and tokens > 11 * min(map(len, found.prompts)), (
-        "and the answers"
-    )
+    assert name != reference_set.folder.name, "and the answers"
+    assert tokens > 11 * min(map(len, reference_set.prompts)), "and the answers"
 
 
 def test_a_set_with_tokens_that_a_model_lacks_is_refused(stored):
     """Its prompts have small token ids, too."""
-    found, loaded = build(stored)
-    check_own(found.folder, "last1", loaded, Budget(64))
-    loaded.model.resize_token_embeddings(max(found.prompts[0]))
-    assert min(found.prompts[0]) < max(found.prompts[0])
+    reference_set, loaded = build(stored)
+    check_own(reference_set.folder, "last1", loaded, Budget(64))
+    loaded.model.resize_token_embeddings(max(reference_set.prompts[0]))
+    assert min(reference_set.prompts[0]) < max(reference_set.prompts[0])
     with pytest.raises(
         ConfigError, match="does not fit: index out of range.* Use a set of this model"
     ):
-        check_own(found.folder, "last1", loaded, Budget(64))
+        check_own(reference_set.folder, "last1", loaded, Budget(64))
 
 
 @pytest.mark.parametrize("file", ["references.jsonl", "pathways.safetensors", "embeddings-*"])
 def test_a_damaged_set_is_one_error(stored, file):
-    found, _ = build(stored)
-    [path] = found.folder.glob(file)
+    reference_set, _ = build(stored)
+    [path] = reference_set.folder.glob(file)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ConfigError, match="small-openbookqa.*Remove"):
         build(stored)
 
 
 def test_embeddings_are_kept_of_each_kind(stored, monkeypatch, tmp_path):
-    found, _ = build(stored)
+    first_set, _ = build(stored)
     file = tmp_path / "vectors.safetensors"
-    write_vectors(found.texts, lambda texts: torch.eye(len(texts)), file)
-    other, _ = build(stored, embeddings=str(file))
-    assert other.embedding_RX.equal(torch.eye(len(found)))
+    write_vectors(first_set.texts, lambda texts: torch.eye(len(texts)), file)
+    file_set, _ = build(stored, embeddings=str(file))
+    assert file_set.embedding_RX.equal(torch.eye(len(first_set)))
     monkeypatch.setattr(references, "hidden_states", None)  # computing them again would fail
-    again, _ = build(stored)
-    assert again.embedding_RX.equal(found.embedding_RX) and again.mean_X.equal(found.mean_X)
+    second_set, _ = build(stored)
+    assert second_set.embedding_RX.equal(first_set.embedding_RX)
+    assert second_set.mean_X.equal(first_set.mean_X)
 
 
 def test_too_few_references(stored, tmp_path):
-    found, _ = build(stored)
-    told = rf"answered {len(found)} of 30 .* correctly, and method.k=31 neighbours"
-    with pytest.raises(ConfigError, match=told):
+    reference_set, _ = build(stored)
+    message = rf"answered {len(reference_set)} of 30 .* correctly, and method.k=31 neighbours"
+    with pytest.raises(ConfigError, match=message):
         build(stored, k=31)
-    assert len(build(stored, k=31, epsilon=0.5)[0]) == len(found), "a ball needs no k"
+    assert len(build(stored, k=31, epsilon=0.5)[0]) == len(reference_set), "a ball needs no k"
     wrong = [
-        row for row in rows(QUESTIONS) if f"{row['question_stem']}\n" not in "".join(found.texts)
+        row
+        for row in rows(QUESTIONS)
+        if f"{row['question_stem']}\n" not in "".join(reference_set.texts)
     ]
     write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", wrong)
-    told = r"answered 0 of \d+ reference questions of openbookqa:train correctly"
-    with pytest.raises(ConfigError, match=told):
+    message = r"answered 0 of \d+ reference questions of openbookqa:train correctly"
+    with pytest.raises(ConfigError, match=message):
         build(stored, epsilon=0.5)
 
 

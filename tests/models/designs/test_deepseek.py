@@ -1,9 +1,11 @@
-"""The native DeepSeek-MoE against equations written out, and against the published checkpoint's layout.
+"""The native DeepSeek-MoE against equations written out, and against the published checkpoint's
+layout.
 
-Broken by: another softmax or top-k, a renormalization, shared experts left out or gated, RoPE in another layout,
-experts fused in another order, names that do not come back.
+Broken by: another softmax or top-k, a renormalization, shared experts left out or gated,
+RoPE in another layout, experts fused in another order, names that do not come back.
 
-Breaks if `import moe_lab` changes how Python imports, or imports a framework; if the Auto classes miss a model.
+Breaks if `import moe_lab` changes how Python imports, or imports a framework;
+if the Auto classes miss a model.
 """
 
 import json
@@ -58,8 +60,8 @@ def weights_in(folder) -> dict[str, torch.Tensor]:
 def test_every_layer_is_the_papers(changes, tmp_path):
     config = SMALL | changes
     weights = write_checkpoint(tmp_path, config)
-    given = {"dtype": torch.float64, "experts_implementation": "eager"}
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, **given)
+    options = {"dtype": torch.float64, "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, **options)
     reference = Reference(config, {name: weight.numpy() for name, weight in weights.items()})
     states = []
     for layer in model.model.layers:
@@ -68,9 +70,10 @@ def test_every_layer_is_the_papers(changes, tmp_path):
         logits = model(torch.tensor([TOKENS])).logits[0]
     expected = reference.layers(TOKENS)[1:]
     assert len(states) == len(expected) == 4
-    for found, wanted in zip(states, expected, strict=True):
-        # transformers computes norms, RoPE and the router's softmax in float32 whatever the model's dtype
-        torch.testing.assert_close(found[0], torch.from_numpy(wanted), rtol=1e-5, atol=1e-5)
+    for state, expected_state in zip(states, expected, strict=True):
+        # transformers computes norms, RoPE and the router's softmax in float32,
+        # whatever the model's dtype
+        torch.testing.assert_close(state[0], torch.from_numpy(expected_state), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
         logits, torch.from_numpy(reference.logits(TOKENS)), rtol=1e-5, atol=1e-5
     )
@@ -82,10 +85,10 @@ def test_left_padding_changes_nothing(folder):
     mask = torch.tensor([[0, 0] + [1] * len(TOKENS)])
     with torch.no_grad():
         plain = model(torch.tensor([TOKENS])).logits
-        found = model(
+        logits = model(
             padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)
         ).logits
-    torch.testing.assert_close(found[0, -1], plain[0, -1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits[0, -1], plain[0, -1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shard", ["1GB", "40KB"])
@@ -93,14 +96,16 @@ def test_a_checkpoint_comes_back_byte_for_byte(folder, shard, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.save_pretrained(tmp_path, max_shard_size=shard)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "40KB")
-    published, saved = weights_in(folder), weights_in(tmp_path)
+    published = weights_in(folder)
+    saved = weights_in(tmp_path)
     assert saved.keys() == published.keys() == parameter_shapes(SMALL).keys()
     for name, weight in published.items():
-        assert saved[name].dtype == weight.dtype and torch.equal(saved[name], weight), name
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+        assert saved[name].dtype == weight.dtype, name
+        assert torch.equal(saved[name], weight), name
+    second_model = AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():
         ids = torch.tensor([TOKENS])
-        assert torch.equal(again(ids).logits, model(ids).logits)
+        assert torch.equal(second_model(ids).logits, model(ids).logits)
 
 
 def test_every_parameter_has_a_gradient(folder):
@@ -108,7 +113,8 @@ def test_every_parameter_has_a_gradient(folder):
     ids = torch.arange(200)[None]
     model(ids, labels=ids).loss.backward()
     for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
 
 
 def test_the_auxiliary_loss_counts_where_it_is_asked_for(folder):
@@ -116,10 +122,11 @@ def test_the_auxiliary_loss_counts_where_it_is_asked_for(folder):
     ids = torch.tensor([TOKENS])
     with torch.no_grad():
         plain = model(ids, labels=ids)
-        asked = model(ids, labels=ids, output_router_logits=True)
-    assert plain.aux_loss is None and len(asked.router_logits) == 3
+        with_loss = model(ids, labels=ids, output_router_logits=True)
+    assert plain.aux_loss is None
+    assert len(with_loss.router_logits) == 3
     torch.testing.assert_close(
-        asked.loss - plain.loss, 0.001 * asked.aux_loss, rtol=1e-2, atol=1e-6
+        with_loss.loss - plain.loss, 0.001 * with_loss.aux_loss, rtol=1e-2, atol=1e-6
     )
 
 
@@ -135,7 +142,10 @@ def test_it_is_loaded_like_any_other_model(folder):
 
 
 def test_the_published_tokenizer_is_byte_level_and_begins_with_its_token(tmp_path):
-    """It calls itself a LlamaTokenizerFast, whose words begin otherwise, and asks for the token in its configuration."""
+    """The checkpoint calls its tokenizer a LlamaTokenizerFast, whose words begin otherwise.
+
+    Its configuration asks for the beginning token.
+    """
     write_checkpoint(tmp_path, SMALL)
     make_tokenizer().save_pretrained(tmp_path)
     published = {
@@ -160,7 +170,8 @@ def test_the_published_configuration_is_the_default(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
     config = AutoConfig.from_pretrained(tmp_path)
     default = type(config)()
-    assert config.rope_parameters["rope_theta"] == 10000 and config.dtype == torch.bfloat16
+    assert config.rope_parameters["rope_theta"] == 10000
+    assert config.dtype == torch.bfloat16
     elsewhere = (
         "architectures auto_map model_type rope_theta rope_scaling seq_aux torch_dtype".split()
     )
@@ -180,7 +191,8 @@ def test_another_scoring_function_is_refused(tmp_path):
 
 def test_the_decoder_alone_is_published_too(folder):
     """auto_map names AutoModel."""
-    decoder, model = AutoModel.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    decoder = AutoModel.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     assert type(decoder).__module__ == "moe_lab.models.designs.deepseek"
     ids = torch.arange(40)[None]
     with torch.no_grad():
@@ -201,7 +213,8 @@ def test_the_auto_classes_know_our_models_in_a_new_interpreter(folder, tmp_path)
         f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
         "print(type(model), float(model(torch.arange(40)[None]).logits.double().sum()))"
     )
-    command, options = [sys.executable, "-c", code], {"stdin": subprocess.DEVNULL, "text": True}
+    command = [sys.executable, "-c", code]
+    options = {"stdin": subprocess.DEVNULL, "text": True}
     ended = subprocess.run(command, capture_output=True, check=False, **options)
     assert "moe_lab.models.designs.deepseek.DeepseekForCausalLM" in ended.stdout, ended.stderr
     assert "moe_lab.models.designs.modeling.MoeDesignForCausalLM" in ended.stdout
@@ -213,24 +226,30 @@ def test_the_auto_classes_know_our_models_in_a_new_interpreter(folder, tmp_path)
 PRINTS = [
     (  # the package imports no framework and installs no import hook
         "import sys\nbefore = list(sys.meta_path)\nimport moe_lab\n"
-        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)), sys.meta_path == before)",
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)), "
+        "sys.meta_path == before)",
         "[] True",
     ),
     (  # no logger needs no W&B, and figures import matplotlib to draw
-        "from moe_lab.config.schema import Config\nfrom moe_lab.reports.loggers import open_logger\n"
-        "with open_logger(Config(), kind='run', name='x', group=None) as log: log.log_trial(0, 1.0, [], '')\n"
+        "from moe_lab.config.schema import Config\n"
+        "from moe_lab.reports.loggers import open_logger\n"
+        "with open_logger(Config(), kind='run', name='x', group=None) as log: log.log_trial(0, "
+        "1.0, [], '')\n"
         "import moe_lab.reports.figures, moe_lab.runs.experiments.runner\n"
         "print({'wandb', 'matplotlib'} & set(sys.modules))",
         "set()",
     ),
     (  # tokenizers and configurations of others import no modeling code
-        "import moe_lab.models.designs\nfrom transformers import AutoConfig, AutoTokenizer, OlmoeConfig\n"
-        "from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING\nOlmoeConfig()\n"
+        "import moe_lab.models.designs\n"
+        "from transformers import AutoConfig, AutoTokenizer, OlmoeConfig\n"
+        "from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING\n"
+        "OlmoeConfig()\n"
         "print('transformers.modeling_utils' in sys.modules)",
         "False",
     ),
     (  # reading a configuration imports no modeling code of its family
-        "from moe_lab.config.schema import ModelConfig\nfrom moe_lab.models.source import load_config\n"
+        "from moe_lab.config.schema import ModelConfig\n"
+        "from moe_lab.models.source import load_config\n"
         "load_config(ModelConfig(name='tiny'), offline=True)\n"
         "print('transformers.models.olmoe.modeling_olmoe' in sys.modules)",
         "False",

@@ -1,8 +1,8 @@
 """Designs as language models.
 
-Broken by: other parts than the backbones', a later token that reaches an earlier logit, a cache that changes a unit's
-decision, names or buffers that do not come back, a design that does not exist but is built, a setting that has no effect
-but is taken.
+Broken by: other parts than the backbones', a later token that reaches an earlier logit,
+a cache that changes a unit's decision, names or buffers that do not come back, a design that does
+not exist but is built, a setting that has no effect but is taken.
 """
 
 import copy
@@ -35,46 +35,51 @@ def logits_of(model, ids, **options):
 
 
 def test_the_backbone_olmoe_is_transformers_olmoe_bit_for_bit():
-    own = design("token", clip_qkv=0.5, norm_topk_prob=True, rms_norm_eps=1e-5)
+    own_model = design("token", clip_qkv=0.5, norm_topk_prob=True, rms_norm_eps=1e-5)
     settings = {key: value for key, value in COMMON.items() if key != "moe_intermediate_size"}
     settings |= dict(intermediate_size=24, num_experts=5, n_routed_experts=...)
     settings |= dict(clip_qkv=0.5, norm_topk_prob=True)
-    other = build("olmoe", settings, seed=1)
-    assert not torch.equal(logits_of(own, IDS), logits_of(other, IDS))
-    own.load_state_dict(other.state_dict())
-    assert_same(own, other)
+    other_model = build("olmoe", settings, seed=1)
+    assert not torch.equal(logits_of(own_model, IDS), logits_of(other_model, IDS))
+    own_model.load_state_dict(other_model.state_dict())
+    assert_same(own_model, other_model)
 
 
 def test_the_backbone_deepseek_is_our_deepseek_bit_for_bit():
     settings = dict(first_k_dense_replace=1, n_shared_experts=2)
-    own = design("token", backbone="deepseek", **settings)
-    other = build("deepseek", COMMON | settings, seed=1)
-    own.load_state_dict(other.state_dict())
-    assert_same(own, other)
+    own_model = design("token", backbone="deepseek", **settings)
+    other_model = build("deepseek", COMMON | settings, seed=1)
+    own_model.load_state_dict(other_model.state_dict())
+    assert_same(own_model, other_model)
 
 
-def assert_same(own, other):
+def assert_same(own_model, expected_model):
     """Logits, router logits, gradients and greedy tokens."""
     for implementation in ("eager", "grouped_mm"):
-        own.set_experts_implementation(implementation)
-        other.set_experts_implementation(implementation)
-        assert torch.equal(logits_of(own, IDS), logits_of(other, IDS))
-    losses = [model(IDS, labels=IDS, output_router_logits=True) for model in (own, other)]
-    for mine, theirs in zip(losses[0].router_logits, losses[1].router_logits, strict=True):
-        assert torch.equal(mine, theirs)
-    for model in (own, other):
+        own_model.set_experts_implementation(implementation)
+        expected_model.set_experts_implementation(implementation)
+        assert torch.equal(logits_of(own_model, IDS), logits_of(expected_model, IDS))
+    losses = [
+        model(IDS, labels=IDS, output_router_logits=True) for model in (own_model, expected_model)
+    ]
+    for own_logits, expected_logits in zip(
+        losses[0].router_logits, losses[1].router_logits, strict=True
+    ):
+        assert torch.equal(own_logits, expected_logits)
+    for model in (own_model, expected_model):
         model(IDS, labels=IDS).loss.backward()
-    theirs = dict(other.named_parameters())
-    for name, parameter in own.named_parameters():
-        assert torch.equal(parameter.grad, theirs[name].grad), name
+    expected_logits = dict(expected_model.named_parameters())
+    for name, parameter in own_model.named_parameters():
+        assert torch.equal(parameter.grad, expected_logits[name].grad), name
     new = dict(max_new_tokens=4, do_sample=False)
-    assert torch.equal(own.generate(IDS, **new), other.generate(IDS, **new))
+    assert torch.equal(own_model.generate(IDS, **new), expected_model.generate(IDS, **new))
 
 
 @pytest.mark.parametrize("backbone", first_fast(BACKBONES))
 @pytest.mark.parametrize("router", CAUSAL)
 def test_a_later_token_changes_no_bit_of_earlier_logits(router, backbone):
-    """With `batched_mm` each token has a product of its own, so other tokens do not change how its sums are rounded."""
+    """With `batched_mm` each token has its own product: other tokens do not change how its sums
+    are rounded."""
     model = design(router, n_shared_experts=1, **BACKBONES[backbone])
     model.set_experts_implementation("batched_mm")
     before = logits_of(model, IDS)
@@ -82,14 +87,18 @@ def test_a_later_token_changes_no_bit_of_earlier_logits(router, backbone):
         changed = IDS.clone()
         changed[0, place] = (changed[0, place] + 1) % 256
         after = logits_of(model, changed)
-        assert torch.equal(after[0, :place], before[0, :place]) and torch.equal(after[1], before[1])
+        assert torch.equal(after[0, :place], before[0, :place])
+        assert torch.equal(after[1], before[1])
         assert not torch.equal(after[0, place:], before[0, place:])
 
 
 @pytest.mark.parametrize("backbone", first_fast(BACKBONES))
 @pytest.mark.parametrize("router", CAUSAL)
 def test_reading_in_parts_over_a_cache_is_reading_at_once(router, backbone):
-    """Parts end inside units. A later token of the same part, or a later part, changes no bit of earlier logits."""
+    """Parts end inside units.
+
+    A later token of the same part, or a later part, changes no bit of earlier logits.
+    """
     model = design(router, **BACKBONES[backbone])
     model.set_experts_implementation("batched_mm")
     whole = logits_of(model, IDS)
@@ -97,14 +106,14 @@ def test_reading_in_parts_over_a_cache_is_reading_at_once(router, backbone):
     changed[:, 11] = (changed[:, 11] + 1) % 256
     read = []
     for ids in (IDS, changed):
-        cache, found = DynamicCache(config=model.config), []
+        cache = DynamicCache(config=model.config)
+        logits = []
         for part in ids.split([4, 1, 1, 1, 6, 1], dim=1):
-            found.append(logits_of(model, part, cache=cache))
-        read.append(torch.cat(found, dim=1))
+            logits.append(logits_of(model, part, cache=cache))
+        read.append(torch.cat(logits, dim=1))
     torch.testing.assert_close(read[0], whole, rtol=1e-4, atol=1e-5)
-    assert torch.equal(read[0][:, :11], read[1][:, :11]) and not torch.equal(
-        read[0][:, 11], read[1][:, 11]
-    )
+    assert torch.equal(read[0][:, :11], read[1][:, :11])
+    assert not torch.equal(read[0][:, 11], read[1][:, 11])
 
 
 @pytest.mark.parametrize("beams", first_fast([1, 3]))
@@ -116,13 +125,13 @@ def test_generation_from_padded_prompts_is_that_of_whole_passes(router, backbone
     mask[0, :5] = 0
     prompts = torch.where(mask.bool(), IDS, 256)
     options = dict(max_new_tokens=9, do_sample=False, num_beams=beams)
-    found = model.generate(prompts, attention_mask=mask, **options)
+    generated = model.generate(prompts, attention_mask=mask, **options)
     for row, start in ((0, 5), (1, 0)):
-        alone = model.generate(IDS[row : row + 1, start:], use_cache=False, **options)
-        assert found[row, start:].tolist() == alone[0].tolist()
+        row_alone = model.generate(IDS[row : row + 1, start:], use_cache=False, **options)
+        assert generated[row, start:].tolist() == row_alone[0].tolist()
     if beams == 1 and model.is_causal_router:  # expert choice would read the new tokens, too
-        greedy = logits_of(model, found[1:, :-1])[0, 13:].argmax(dim=-1)
-        assert greedy.tolist() == found[1, 14:].tolist()
+        greedy = logits_of(model, generated[1:, :-1])[0, 13:].argmax(dim=-1)
+        assert greedy.tolist() == generated[1, 14:].tolist()
 
 
 @pytest.mark.parametrize(
@@ -180,17 +189,17 @@ def test_a_model_comes_back_without_its_tokenizer(router, backbone, tmp_path):
     assert "model.layers.2.mlp.experts.4.down_proj.weight" in names
     assert ("model.units.kind_V" in names) == (router in ("word", "sentence", "word-hash"))
     assert ("model.layers.1.mlp.gate.selection_bias" in names) == biased
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(logits_of(again, IDS), logits_of(model, IDS))
+    second_model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits_of(second_model, IDS), logits_of(model, IDS))
     decoder = AutoModel.from_pretrained(tmp_path)
     with torch.no_grad():
         hidden = decoder(IDS).last_hidden_state
     assert torch.equal(hidden, model.model(IDS).last_hidden_state)
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    kept = half.model.layers[1].mlp.gate.selection_bias
+    stored_bias = half.model.layers[1].mlp.gate.selection_bias
     if biased:
-        assert kept.dtype == torch.float32
-        assert kept.equal(model.model.layers[1].mlp.gate.selection_bias)
+        assert stored_bias.dtype == torch.float32
+        assert stored_bias.equal(model.model.layers[1].mlp.gate.selection_bias)
 
 
 def test_it_is_loaded_like_any_other_model(tmp_path):
@@ -231,9 +240,9 @@ def test_a_configuration_comes_back(tmp_path):
     settings = dict(backbone="deepseek", router="word", first_k_dense_replace=2, clip_qkv=8)
     config = MoeDesignConfig(**COMMON | settings)
     config.save_pretrained(tmp_path)
-    again = load_config(ModelConfig(path=str(tmp_path)), offline=True)
-    assert type(again) is MoeDesignConfig
-    kept = (
+    second_config = load_config(ModelConfig(path=str(tmp_path)), offline=True)
+    assert type(second_config) is MoeDesignConfig
+    stored_keys = (
         "backbone",
         "router",
         "selection_bias",
@@ -241,13 +250,18 @@ def test_a_configuration_comes_back(tmp_path):
         "first_k_dense_replace",
         "capacity_factor",
     )
-    assert [getattr(again, key) for key in kept] == ["deepseek", "word", False, 8, 2, 1.0]
-    assert again.layer_types == ["hybrid"] * 3
+    assert [getattr(second_config, key) for key in stored_keys] == [
+        "deepseek",
+        "word",
+        False,
+        8,
+        2,
+        1.0,
+    ]
+    assert second_config.layer_types == ["hybrid"] * 3
     assert MoeDesignConfig(**COMMON).layer_types is None
 
 
 def test_expert_choice_has_no_cache():
-    assert (
-        MoeDesignConfig(**COMMON).use_cache
-        and not MoeDesignConfig(**COMMON, router="expert").use_cache
-    )
+    assert MoeDesignConfig(**COMMON).use_cache
+    assert not MoeDesignConfig(**COMMON, router="expert").use_cache

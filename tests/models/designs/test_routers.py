@@ -1,8 +1,9 @@
 """Each design's block equals a slow one, in batches with padding too; its routers at the seam.
 
-Broken by: a bias that enters the weights, a decision of another token than the unit's first, a cache that forgets it, an
-expert that is not filled, padding that is chosen, a capacity over the whole batch; a router that is not said to be fixed,
-a policy on one that is, noise that is not added where a biased router chooses.
+Broken by: a bias that enters the weights, a decision of another token than the unit's first,
+a cache that forgets it, an expert that is not filled, padding that is chosen, a capacity
+over the whole batch; a router that is not said to be fixed, a policy on one that is, noise
+that is not added where a biased router chooses.
 """
 
 import pytest
@@ -47,14 +48,16 @@ CASES = [
 
 
 def seen_by(model, part, *args, **inputs):
-    """(module, its input, its output) of a part of each MoE layer in one pass: "mlp" or "mlp.gate"."""
+    """(module, input, output) of one part of each MoE layer in one pass: "mlp" or "mlp.gate"."""
     seen = []
+
+    def note(module, inputs, output):
+        seen.append((module, inputs[0], output))
+
     for layer in model.model.layers:
         if hasattr(layer.mlp, "gate"):
             module = layer.get_submodule(part)
-            module.register_forward_hook(
-                lambda module, given, out: seen.append((module, given[0], out))
-            )
+            module.register_forward_hook(note)
     with torch.no_grad():
         model(*args, **inputs)
     return seen
@@ -84,14 +87,15 @@ def test_every_block_is_the_slow_one(case, backbone, side):
 
 
 def test_the_bias_is_a_buffer_of_float32_beside_its_unbiased_class():
-    plain, biased = design("token"), design("token", selection_bias=True)
+    plain = design("token")
+    biased = design("token", selection_bias=True)
     assert type(plain.model.layers[0].mlp.gate) is DesignTopKRouter
     assert plain.model.layers[0].mlp.gate.selection_bias is None
     gate = biased.model.layers[0].mlp.gate
-    assert type(gate) is BiasedTopKRouter and gate.selection_bias.dtype == torch.float32
-    assert "selection_bias" in gate.state_dict() and "selection_bias" not in dict(
-        gate.named_parameters()
-    )
+    assert type(gate) is BiasedTopKRouter
+    assert gate.selection_bias.dtype == torch.float32
+    assert "selection_bias" in gate.state_dict()
+    assert "selection_bias" not in dict(gate.named_parameters())
     fresh = type(biased)(biased.config)
     assert not fresh.model.layers[0].mlp.gate.selection_bias.any()
 
@@ -108,12 +112,16 @@ def test_gradient_flows_through_a_units_decision_to_its_first_token():
     assert last < 12
     weights[-1].square().sum().backward()
     moved = hidden_TH.grad.abs().sum(dim=-1).nonzero().flatten().tolist()
-    assert moved == [int(last)] and gate.weight.grad.abs().sum() > 0
+    assert moved == [int(last)]
+    assert gate.weight.grad.abs().sum() > 0
     assert torch.equal(logits[-1], logits[last])
 
 
 def test_a_hashed_word_takes_the_experts_of_its_first_token_whatever_the_text_says():
-    """Broken by: experts that depend on hidden states, layers with the same experts, weights that are not equal."""
+    """Broken by: experts that depend on hidden states.
+
+    Also by layers with the same experts, and by unequal weights.
+    """
     model = design("word-hash", num_experts_per_tok=2)
     seen = [output for _, _, output in seen_by(model, "mlp.gate", IDS)]
     firsts = []
@@ -130,9 +138,9 @@ def test_a_hashed_word_takes_the_experts_of_its_first_token_whatever_the_text_sa
     assert not [name for name, _ in model.named_parameters() if "gate.weight" in name], (
         "nothing to learn"
     )
-    again = design("word-hash", num_experts_per_tok=2, hidden_size=64)
-    units = again.model.units(IDS, IDS >= 0, None)
-    _, _, index = again.model.layers[0].mlp.gate(torch.zeros(IDS.numel(), 64), units, None)
+    second_model = design("word-hash", num_experts_per_tok=2, hidden_size=64)
+    units = second_model.model.units(IDS, IDS >= 0, None)
+    _, _, index = second_model.model.layers[0].mlp.gate(torch.zeros(IDS.numel(), 64), units, None)
     assert torch.equal(index, seen[0][2]), "the same for all models of a vocabulary"
 
 
@@ -150,7 +158,8 @@ CHOICE_IDS = torch.randint(0, VOCAB, (2, 12), generator=torch.Generator().manual
 def test_a_capacity_is_not_raised_by_rounding():
     model = design("expert", capacity_factor=1.1, n_routed_experts=10, num_experts_per_tok=1)
     gate = model.model.layers[0].mlp.gate
-    assert 1.1 / 10 * 100 > 11 and gate.capacity(100) == 11
+    assert 1.1 / 10 * 100 > 11
+    assert gate.capacity(100) == 11
     real = torch.ones(1, 100, dtype=torch.bool)
     assert gate._taken(real, 12).sum() == 11
 
@@ -159,9 +168,10 @@ def test_it_runs_without_a_cache():
     model = design("expert")
     with torch.no_grad():
         plain = model(CHOICE_IDS)
-        asked = model(CHOICE_IDS, use_cache=True, cache=DynamicCache())
-        assert plain.cache is None and asked.cache is None
-        assert torch.equal(plain.logits, asked.logits)
+        cached = model(CHOICE_IDS, use_cache=True, cache=DynamicCache())
+        assert plain.cache is None
+        assert cached.cache is None
+        assert torch.equal(plain.logits, cached.logits)
         generated = model.generate(CHOICE_IDS, max_new_tokens=5, do_sample=False, use_cache=True)
         full = design("token")(CHOICE_IDS).cache
         expected = CHOICE_IDS
@@ -206,13 +216,12 @@ def facts_of(folder, **settings):
 def test_facts_say_what_routers_choose_by(tmp_path):
     plain = facts_of(tmp_path / "plain", first_k_dense_replace=1, backbone="deepseek")
     assert (plain.family, plain.moe_layers, plain.experts, plain.top_k) == ("moe_design", 2, 5, 2)
-    assert (
-        plain.routers.rule.noise == LOGITS
-        and plain.routers.chooses_by_logits
-        and not plain.fixed_routing
-    )
+    assert plain.routers.rule.noise == LOGITS
+    assert plain.routers.chooses_by_logits
+    assert not plain.fixed_routing
     biased = facts_of(tmp_path / "biased", selection_bias=True)
-    assert biased.routers.rule.noise == PROBABILITY and not biased.routers.chooses_by_logits
+    assert biased.routers.rule.noise == PROBABILITY
+    assert not biased.routers.chooses_by_logits
     assert biased.routers.chosen_by == "probability plus a bias"
     assert "all tokens of a word" in facts_of(tmp_path / "word", router="word").fixed_routing
 
@@ -231,7 +240,8 @@ def test_biased_routers_choose_and_weigh_as_their_rule_says(norm):
     changed: list[torch.Tensor] = []
     with routed(model, check), torch.inference_mode():
         model(SEAM_IDS)
-    assert len(changed) == 3 and any(changed)
+    assert len(changed) == 3
+    assert any(changed)
 
 
 def test_noise_on_biased_routers_is_what_the_slow_reference_makes_of_it():
@@ -245,7 +255,7 @@ def test_noise_on_biased_routers_is_what_the_slow_reference_makes_of_it():
         noise = gumbel(3, 77, 0, 1, router.layer, range(24), 5)
         for token in range(24):
             logits = routing.logits_TE[token].tolist()
-            given = (
+            arguments = (
                 spec,
                 model.config,
                 router.module,
@@ -255,11 +265,11 @@ def test_noise_on_biased_routers_is_what_the_slow_reference_makes_of_it():
                 0.1,
                 2,
             )
-            expected = dict(zip(*slow_routing.route(*given), strict=True))
-            found = dict(
+            expected = dict(zip(*slow_routing.route(*arguments), strict=True))
+            actual = dict(
                 zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True)
             )
-            assert found == rounding.approx(expected)
+            assert actual == rounding.approx(expected)
 
     with routed(model, check), torch.inference_mode():
         model(SEAM_IDS)

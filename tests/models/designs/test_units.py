@@ -1,7 +1,8 @@
-"""Words and sentences of real texts, against the pre-tokenizer's own pieces and against sentences by hand.
+"""Words and sentences of real texts, against the pre-tokenizer's own pieces
+and against sentences by hand.
 
-Broken by: a boundary that is not the pre-tokenizer's, a special token within a word, text that decoding strips, a kind of
-the wrong neighbour, transparent tokens in a row, padding within a unit.
+Broken by: a boundary that is not the pre-tokenizer's, a special token within a word, text that
+decoding strips, a kind of the wrong neighbour, transparent tokens in a row, padding within a unit.
 """
 
 import re
@@ -26,9 +27,13 @@ from tests.support.models import make_tokenizer
 
 TEXT = (
     "It's what she'd say: \"No.\" (Really?) He left ... Then, in 1987, 3.14 of them came!\n"
-    "I'm sure they'll pay $50 for `code_like` names, e.g. x2 or über-naïve ones. Done.'' So it ended.\n"
+    "I'm sure they'll pay $50 for `code_like` names, e.g. x2 or über-naïve ones. "
+    "Done.'' So it ended.\n"
 ) * 3
-GPT4 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n"
+    r"]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def byte_level(pattern: str | None, merges: int = 150) -> PreTrainedTokenizerFast:
@@ -61,8 +66,8 @@ def units_of(tokenizer, kind: str, text: str) -> list[str]:
 
 
 def pieces(tokenizer, text: str) -> list[str]:
-    found = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
-    return [text[start:end] for _, (start, end) in found]
+    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    return [text[start:end] for _, (start, end) in split]
 
 
 @pytest.mark.parametrize("pattern", [None, GPT4], ids=["GPT-2", "GPT-4"])
@@ -79,15 +84,19 @@ def test_words_of_a_byte_level_tokenizer_are_its_pre_tokenizers(pattern, merges)
 
 
 def test_words_of_the_embedded_tokenizer_differ_in_second_newlines_alone():
-    """GPT-2's pattern gives the second of two newlines to what follows; the first alone does not say which it is."""
+    """GPT-2's pattern gives the second of two newlines to the text that follows.
+
+    The first newline alone does not say which it is.
+    """
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     text = "\n\n".join(
         document for index in range(5) for document in documents(seed=1, index=index, count=5)
     )
-    found = set(parts(units_of(tokenizer, "word", text)))
+    word_parts = set(parts(units_of(tokenizer, "word", text)))
     expected = set(parts(pieces(tokenizer, text)))
-    assert found < expected and len(found) > 1000
-    assert {text[place - 1 : place + 1] for place in expected - found} == {"\n\n"}
+    assert word_parts < expected
+    assert len(word_parts) > 1000
+    assert {text[place - 1 : place + 1] for place in expected - word_parts} == {"\n\n"}
 
 
 def test_a_digit_is_a_word_where_the_pre_tokenizer_says_so():
@@ -107,8 +116,8 @@ def test_a_digit_is_a_word_where_the_pre_tokenizer_says_so():
 )
 def test_sentences(tokenizer):
     line = TEXT.splitlines()[0]
-    found = units_of(tokenizer, "sentence", f"{line} Two:  e.g.this (one).] Or? that 3.14!\tEnd")
-    assert found == [
+    units = units_of(tokenizer, "sentence", f"{line} Two:  e.g.this (one).] Or? that 3.14!\tEnd")
+    assert units == [
         "It's what she'd say: \"No.\"",
         " (Really?)",
         " He left ...",
@@ -131,16 +140,18 @@ def test_sentences_of_the_toy_world():
 def test_special_tokens_are_units_of_their_own(kind):
     tokenizer = make_tokenizer()
     tables = unit_tables(tokenizer, kind)
-    assert tables.kind_V.shape == (257,) and tables.begins_CV.shape == (KINDS, 257)
+    assert tables.kind_V.shape == (257,)
+    assert tables.begins_CV.shape == (KINDS, 257)
     assert tables.kind_V[256] == SPECIAL
-    assert tables.begins_CV[:, 256].all() and tables.begins_CV[SPECIAL].all()
+    assert tables.begins_CV[:, 256].all()
+    assert tables.begins_CV[SPECIAL].all()
     assert (tables.kind_V[:256] != SPECIAL).all()
     text = "some<|end|>thing<|end|><|end|>"
     assert units_of(tokenizer, kind, text) == ["some", "<|end|>", "thing", "<|end|>", "<|end|>"]
 
 
 def test_words_of_other_kinds_of_tokenizers():
-    """Decoding a piece alone would drop its white space (Metaspace) or join its prefix (WordPiece)."""
+    """Alone, a piece would lose its white space (Metaspace) or join its prefix (WordPiece)."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     pieces_of = {"[UNK]": 0, "a": 1, "the": 2, "un": 3, "##seen": 4, ".": 5}
@@ -194,22 +205,27 @@ def test_units_begin_where_the_loop_says():
 def test_padding_is_no_part_of_a_unit_whatever_its_token():
     real = torch.ones_like(IDS, dtype=torch.bool)
     real[:, :4] = False
-    units, alone = places()(IDS, real, None), places()(IDS[:, 4:], real[:, 4:], None)
+    units = places()(IDS, real, None)
+    units_alone = places()(IDS[:, 4:], real[:, 4:], None)
     assert units.first_BS[:, :4].tolist() == [[0, 1, 2, 3]] * 20
-    assert units.first_BS[:, 4:].equal(alone.first_BS + 4)
+    assert units.first_BS[:, 4:].equal(units_alone.first_BS + 4)
 
 
 def test_tokens_that_the_tokenizer_lacks_are_special_and_no_tokenizer_may_be_larger():
     larger = places(VOCAB + 5)
-    assert (larger.kind_V[VOCAB:] == SPECIAL).all() and larger.begins_CV[:, VOCAB:].all()
+    assert (larger.kind_V[VOCAB:] == SPECIAL).all()
+    assert larger.begins_CV[:, VOCAB:].all()
     with pytest.raises(ValueError, match="The tokenizer has 300 tokens, and vocab_size=299"):
         places(VOCAB - 1)
 
 
 def test_tables_are_buffers_that_stay_whole_numbers():
     module = places().to(torch.bfloat16)
-    assert module.kind_V.dtype == torch.int8 and module.begins_CV.dtype == torch.bool
-    again = UnitPlaces(VOCAB)
-    again.load_state_dict(module.state_dict())
-    assert UnitTables(again.kind_V, again.begins_CV).kind_V.equal(arbitrary_units().kind_V)
-    assert again(IDS, torch.ones_like(IDS, dtype=torch.bool), None).first_BS.any()
+    assert module.kind_V.dtype == torch.int8
+    assert module.begins_CV.dtype == torch.bool
+    second_tables = UnitPlaces(VOCAB)
+    second_tables.load_state_dict(module.state_dict())
+    assert UnitTables(second_tables.kind_V, second_tables.begins_CV).kind_V.equal(
+        arbitrary_units().kind_V
+    )
+    assert second_tables(IDS, torch.ones_like(IDS, dtype=torch.bool), None).first_BS.any()

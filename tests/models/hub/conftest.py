@@ -1,4 +1,5 @@
-"""A loopback hub, and the hub's clients pointed to it: in this process, or by the environment of a command."""
+"""A loopback hub, and the hub's clients pointed to it: in this process,
+or by the environment of a command."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,8 @@ def olmoe_repository(hub: Hub) -> Repository:
 
 @pytest.fixture
 def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """huggingface_hub of this process asks the loopback hub, with an empty cache, which is the value."""
+    """huggingface_hub of this process asks the loopback hub. The value is its cache,
+    which is empty."""
     from huggingface_hub import constants
 
     cache = tmp_path / "cache"

@@ -1,14 +1,19 @@
-"""What a command reads of the hub and how a run knows it: `mode=prefetch`, judges, adapters, run ids.
+"""What a command reads of the hub and how a run knows it: `mode=prefetch`,
+judges, adapters, run ids.
 
-Broken by: prefetching that loads weights, stops at the first failure, goes on where the network is forbidden or leaves out
-what a run offline needs; a commit that is not the identity of a judge or adapter; a run of a hub's model with another id.
+Broken by: prefetching that loads weights, stops at the first failure, goes on where the network
+is forbidden or leaves out what a run offline needs; a commit that is not the identity of a judge
+or adapter; a run of a hub's model with another id.
 
-Breaks when the command as a user types it does not go through the hub, fetches twice, or needs the network offline.
+Breaks when the command as a user types it does not go through the hub, fetches twice,
+or needs the network offline.
 
-The options of conf/model: each plans by its real id, and runs with a small folder in the place of its weights.
+The options of conf/model: each plans by its real id, and runs with a small folder
+in the place of its weights.
 
-Broken by: an id or a configuration that transformers cannot read, a family that does not run from the command line, a
-quantization that is refused though it can be loaded, weights that are fetched to plan.
+Broken by: an id or a configuration that transformers cannot read, a family that does
+not run from the command line, a quantization that is refused though it can be loaded,
+weights that are fetched to plan.
 """
 
 import json
@@ -75,10 +80,8 @@ def test_what_fails_is_told_and_the_rest_is_fetched(client, hub, capsys):
     wrong = config(model=ModelConfig(name="x", path="allenai/nothing"))
     assert prefetch([wrong, config()]) == 2
     captured = capsys.readouterr()
-    assert (
-        "The model allenai/nothing is not on the hub" in captured.err
-        and "model olmoe: " in captured.out
-    )
+    assert "The model allenai/nothing is not on the hub" in captured.err
+    assert "model olmoe: " in captured.out
 
 
 def test_a_pretraining_takes_the_tokenizer_alone(client, hub, capsys):
@@ -87,7 +90,8 @@ def test_a_pretraining_takes_the_tokenizer_alone(client, hub, capsys):
 
     pretrain = replace(config(), method=get_method("pretrain").Config(name="pretrain"))
     assert prefetch([pretrain]) == 0
-    assert fetched("tokenizer.json") and not fetched(".safetensors")
+    assert fetched("tokenizer.json")
+    assert not fetched(".safetensors")
     assert prefetch([pretrain, config()]) == 0
     assert fetched(".safetensors")
 
@@ -129,12 +133,13 @@ def test_a_judge_is_fetched_and_then_judges_offline(client, hub, tmp_path, capsy
     judged = config(model=ModelConfig(), task=task)
     assert prefetch([judged]) == 0
     out = capsys.readouterr().out
-    assert "judge reward: " in out and "judge toy" not in out
+    assert "judge reward: " in out
+    assert "judge toy" not in out
     new_command()
     judge = RewardModel(replace(judged, offline=True))
     judge.check()
-    [found] = judge.judge([Exchange("Who?", "Nobody.")])
-    assert abs(found["scores"]["reward"] - reward_directly(folder, "Who?", "Nobody.")) < 1e-5
+    [verdict] = judge.judge([Exchange("Who?", "Nobody.")])
+    assert abs(verdict["scores"]["reward"] - reward_directly(folder, "Who?", "Nobody.")) < 1e-5
     assert judge.identity["model"] == {"hub": "someone/reward", "revision": first}
 
     second = repository.commit(files_of(reward_folder(tmp_path / "two", seed=1)))
@@ -180,8 +185,12 @@ def test_an_adapter_of_another_base_model_is_refused_by_its_configuration(client
 
 
 RUN_IDS = {
-    "method=roe model=olmoe task=addsub method.skip_layers=0": "72b1c427721d9f0ea8b265c62960b6a630aa817529a368ca0abebb3b209265b1",
-    "method=base model=olmoe model.revision=main task=arc_easy limit=3": "f330ee47528d512155fba7be8ec9d358d707ecb43aaf992b268d5abb79e4b794",
+    "method=roe model=olmoe task=addsub method.skip_layers=0": (
+        "72b1c427721d9f0ea8b265c62960b6a630aa817529a368ca0abebb3b209265b1"
+    ),
+    "method=base model=olmoe model.revision=main task=arc_easy limit=3": (
+        "f330ee47528d512155fba7be8ec9d358d707ecb43aaf992b268d5abb79e4b794"
+    ),
 }
 """By command line: the hub's id and the revision as it is typed count, and no commit."""
 
@@ -226,9 +235,8 @@ def test_roe_and_base_through_the_hub_fetch_everything_once(
     commit = olmoe_repository.branches["main"]
     assert results["moe_lab"]["model"]["commit"] == commit
     assert results["moe_lab"]["model"]["path"] == OLMOE
-    assert (
-        len(results["moe_lab"]["baseline"]["run_id"]) == 64 and results["moe_lab"]["roe"]["n"] == 4
-    )
+    assert len(results["moe_lab"]["baseline"]["run_id"]) == 64
+    assert results["moe_lab"]["roe"]["n"] == 4
     sent = content(hub)
     assert len(sent) == len(set(sent))
     assert any(path.startswith(f"cdn/datasets/{GSM8K}/") and "/main/test-" in path for path in sent)
@@ -251,7 +259,8 @@ def test_roe_and_base_through_the_hub_fetch_everything_once(
 def test_prefetch_then_offline_with_the_network_closed(commands, hub, tmp_path):
     fetched = commands.run("mode=prefetch", *ROE)
     assert fetched.returncode == 0, fetched.stderr[-3000:]
-    assert "model olmoe: " in fetched.stdout and "task gsm8k: " in fetched.stdout
+    assert "model olmoe: " in fetched.stdout
+    assert "task gsm8k: " in fetched.stdout
     assert not (tmp_path / "outputs" / "runs").exists()
     before = len(hub.log)
     (tmp_path / "site").mkdir()
@@ -268,8 +277,10 @@ def test_no_network_and_no_cache_ends_within_seconds(commands):
     ended = commands.run(
         "method=base", "model=olmoe", "task=toy_math", HF_ENDPOINT="http://127.0.0.1:9"
     )
-    assert ended.returncode == 2 and "cannot be reached" in ended.stderr, ended.stderr
-    assert "Traceback" not in ended.stderr and time.monotonic() - start < 30
+    assert ended.returncode == 2, ended.stderr
+    assert "cannot be reached" in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert time.monotonic() - start < 30
 
 
 MODELS = {
@@ -315,7 +326,8 @@ def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
     )
     assert ended.code == 0, ended.err
     for option, (name, _, _) in MODELS.items():
-        assert option in ended.out and name in json.dumps(hub.log, default=str)
+        assert option in ended.out
+        assert name in json.dumps(hub.log, default=str)
     assert not any("safetensors" in answer.path and answer.method == "GET" for answer in hub.log)
     assert not (tmp_path / "outputs").exists()
 
@@ -343,7 +355,8 @@ def test_each_runs_on_a_small_folder(option, data_dir, tmp_path, capsys):
         "moe_lab"
     ]
     assert block["model"]["family"] == family
-    assert block["roe"]["changed_fraction"] > 0 and len(block["baseline"]["run_id"]) == 64
+    assert block["roe"]["changed_fraction"] > 0
+    assert len(block["baseline"]["run_id"]) == 64
 
 
 @pytest.mark.parametrize("option", MODELS)
@@ -377,5 +390,6 @@ def test_the_weights_of_a_model_that_cannot_run_are_not_fetched(
     hub.add(Repository("someone/aria")).commit(files | {"model.safetensors": b"never fetched"})
     output = f"output_dir={tmp_path / 'outputs'}"
     ended = run_command(capsys, f"mode={mode}", "method=base", "model.path=someone/aria", output)
-    assert ended.code == 2 and "no causal language model" in ended.err
+    assert ended.code == 2
+    assert "no causal language model" in ended.err
     assert not any("safetensors" in answer.path for answer in hub.log)

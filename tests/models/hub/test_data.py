@@ -1,5 +1,7 @@
-"""Data sets, conversations and corpora from the hub. Broken by: files of another split or commit, parts in another order, a
-fetch where the cache or data_dir has it, a data set that cannot be had and is tried for long or not told as what it is.
+"""Data sets, conversations and corpora from the hub.
+
+Broken by: files of another split or commit, parts in another order, a fetch where the cache
+or data_dir has it, a data set that cannot be had and is tried for long or not told as what it is.
 """
 
 import json
@@ -80,7 +82,8 @@ def test_a_gated_data_set_and_a_token_that_is_refused_are_told(online, hub, monk
 def test_a_configuration_or_split_that_it_lacks_is_told(online, tmp_path, task, says):
     (tmp_path / "mine.yaml").write_text(
         f"task: mine\ndataset_path: {GSM8K}\n{task}\noutput_type: generate_until\n"
-        "doc_to_text: '{{question}}'\ndoc_to_target: '{{answer}}'\nmetric_list:\n  - metric: exact_match\n"
+        "doc_to_text: '{{question}}'\ndoc_to_target: '{{answer}}'\nmetric_list:\n"
+        "  - metric: exact_match\n"
     )
     with pytest.raises(TaskError, match=says):
         load("mine", include_path=str(tmp_path))
@@ -108,11 +111,13 @@ def said(data: Data) -> list[list[str]]:
 def test_lima_is_read_at_a_commit_and_then_from_the_cache(client, hub):
     commit = data_set(hub, "GAIR/lima", LIMA)
     first = read("lima")
-    assert said(first) == TURNS and first.source == {"data_set": "GAIR/lima", "commit": commit}
+    assert said(first) == TURNS
+    assert first.source == {"data_set": "GAIR/lima", "commit": commit}
     assert [message["role"] for message in first.train[0]] == ["user", "assistant"]
     new_command()
-    asked = len(hub.log)
-    assert read("lima", offline=True) == first and len(hub.log) == asked
+    request_count = len(hub.log)
+    assert read("lima", offline=True) == first
+    assert len(hub.log) == request_count
 
 
 def test_a_data_set_in_parts_is_read_in_their_order(client, hub):
@@ -162,14 +167,16 @@ def test_minipile_is_read_at_a_commit_in_the_order_of_its_parts(client, hub):
         "data/test-00000-of-00001.parquet": parquet({"text": "not for training"}),
     }
     commit = data_set(hub, "JeanKaddour/minipile", files)
-    found = read_corpus(Config(offline=False), "minipile", None)
-    assert list(found.documents()) == ["a\n\na", "b", "c"]
-    assert found.identity == {"data_set": "JeanKaddour/minipile", "commit": commit, "size": None}
+    corpus = read_corpus(Config(offline=False), "minipile", None)
+    assert list(corpus.documents()) == ["a\n\na", "b", "c"]
+    assert corpus.identity == {"data_set": "JeanKaddour/minipile", "commit": commit, "size": None}
     new_command()
-    asked = len(hub.log)
-    again = read_corpus(Config(offline=True), "minipile", 2)
-    assert list(again.documents()) == ["a\n\na", "b"] and len(hub.log) == asked, "from the cache"
-    assert again.identity["commit"] == commit and again.identity != found.identity
+    request_count = len(hub.log)
+    second_corpus = read_corpus(Config(offline=True), "minipile", 2)
+    assert list(second_corpus.documents()) == ["a\n\na", "b"], "from the cache"
+    assert len(hub.log) == request_count, "from the cache"
+    assert second_corpus.identity["commit"] == commit
+    assert second_corpus.identity != corpus.identity
 
 
 @pytest.mark.parametrize(
@@ -180,7 +187,7 @@ def test_minipile_is_read_at_a_commit_in_the_order_of_its_parts(client, hub):
     ],
 )
 def test_what_is_no_single_whole_split_is_refused(names, client, hub):
-    """Broken by two data sets that are read as one, or by parts that an interrupted download lacks."""
+    """Broken by two data sets read as one, and by missing parts of an interrupted download."""
     data_set(hub, "me/parts", dict.fromkeys(names, b""))
     with pytest.raises(TaskError, match=f"me/parts needs one complete train split.*{names[0]}"):
         read_corpus(Config(offline=False), "me/parts", None)

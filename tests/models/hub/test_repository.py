@@ -1,7 +1,8 @@
 """Models of the hub: revisions and commits, what is fetched, and what is told of a failure.
 
-Broken by: a revision that is not pinned to its commit, a hub that is asked again or waited for, a file that is fetched twice
-or left out, a failure that is not told as what it is, without what to do or with the token.
+Broken by: a revision that is not pinned to its commit, a hub that is asked again or waited for,
+a file that is fetched twice or left out, a failure that is not told as what it is, without
+what to do or with the token.
 """
 
 import io
@@ -71,9 +72,11 @@ def test_only_the_next_command_sees_a_new_commit(client, olmoe_repository, olmoe
         output_dir=str(tmp_path),
         device="cpu",
     )
-    before, study = model_commit(MODEL, offline=False), prepare_study(config).study_id
+    before = model_commit(MODEL, offline=False)
+    study = prepare_study(config).study_id
     after = olmoe_repository.commit(olmoe_files | {"README.md": b"Moved.\n"})
-    assert model_commit(MODEL, offline=False) == before and prepare_study(config).study_id == study
+    assert model_commit(MODEL, offline=False) == before
+    assert prepare_study(config).study_id == study
     new_command()
     assert model_commit(MODEL, offline=False) == after != before
     assert prepare_study(config).study_id != study
@@ -114,28 +117,29 @@ def test_offline_asks_nobody(client, hub, monkeypatch, by):
 
 def test_weights_are_those_that_transformers_loads(client, hub, olmoe_repository):
     files = known_weights(weights())
-    assert files[0] == "model.safetensors.index.json" and len(files) > SHARDS
+    assert files[0] == "model.safetensors.index.json"
+    assert len(files) > SHARDS
     assert all(name.endswith(".safetensors") for name in files[1:])
 
 
 def as_bin(files: dict[str, bytes], shards: int) -> dict[str, bytes]:
-    """The same repository with its weights in .bin files alone, in one or in several with an index."""
+    """The same repository with its weights in .bin files alone: one, or several with an index."""
     tensors = {}
     for name, data in files.items():
         if name.endswith(".safetensors"):
             tensors |= load(data)
-    others = {name: data for name, data in files.items() if "safetensors" not in name}
-    others.pop("pytorch_model.bin")
+    other_files = {name: data for name, data in files.items() if "safetensors" not in name}
+    other_files.pop("pytorch_model.bin")
     if shards == 1:
-        return others | {"pytorch_model.bin": saved(tensors)}
+        return other_files | {"pytorch_model.bin": saved(tensors)}
     weight_map = {}
     for shard in range(shards):
         part = f"pytorch_model-{shard + 1:05}-of-{shards:05}.bin"
         of_shard = {name: tensors[name] for name in list(tensors)[shard::shards]}
-        others[part] = saved(of_shard)
+        other_files[part] = saved(of_shard)
         weight_map |= dict.fromkeys(of_shard, part)
     index = {"metadata": {}, "weight_map": weight_map}
-    return others | {"pytorch_model.bin.index.json": json.dumps(index).encode()}
+    return other_files | {"pytorch_model.bin.index.json": json.dumps(index).encode()}
 
 
 def saved(tensors: object) -> bytes:
@@ -153,9 +157,9 @@ def test_a_repository_with_bin_files_alone_is_the_same_model(
     expected = load_model(MODEL, **options).model.state_dict()
     olmoe_repository.commit(as_bin(olmoe_files, shards))
     new_command()
-    found = load_model(MODEL, **options).model.state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    loaded_weights = load_model(MODEL, **options).model.state_dict()
+    assert loaded_weights.keys() == expected.keys()
+    assert all(torch.equal(loaded_weights[name], expected[name]) for name in expected)
     assert len(known_weights(weights())) == (1 if shards == 1 else shards + 1)
 
 
@@ -216,12 +220,13 @@ def message(**keys):
     with pytest.raises(ModelError) as raised:
         model_folder(ModelConfig(**{"name": "x", "path": OLMOE, **keys}), offline=False)
     text = str(raised.value)
-    assert len(text.splitlines()) <= 4 and TOKEN not in text
+    assert len(text.splitlines()) <= 4
+    assert TOKEN not in text
     return text
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "error_message"),
     [
         ({"path": "allenai/OLMoE-1B-7B-0924-Instrukt"}, "0924-Instrukt is not on the hub"),
         ({"path": "allenai/OLMoE 1B"}, "is no hub id"),
@@ -229,15 +234,17 @@ def message(**keys):
         ({"path": "someone/notes"}, "no config.json"),
     ],
 )
-def test_a_wrong_id_or_revision_is_named(keys, told, client, hub):
+def test_a_wrong_id_or_revision_is_named(keys, error_message, client, hub):
     hub.add(Repository("someone/notes")).commit({"README.md": b"Notes."})
-    assert told in message(**keys)
+    assert error_message in message(**keys)
 
 
 def test_a_gated_model_needs_a_token(client, hub, olmoe_repository, monkeypatch):
     olmoe_repository.gated = True
     text = message()
-    assert "is gated" in text and f"{hub.url}/{OLMOE}" in text and "HF_TOKEN=" in text
+    assert "is gated" in text
+    assert f"{hub.url}/{OLMOE}" in text
+    assert "HF_TOKEN=" in text
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert model_folder(ModelConfig(path=OLMOE), offline=False).is_dir()
 
@@ -264,28 +271,31 @@ def test_the_password_of_a_hub_is_not_printed(client, monkeypatch, capsys):
     monkeypatch.setattr(constants, "ENDPOINT", "http://me:secret@127.0.0.1:9")
     text = message()
     err = capsys.readouterr().err
-    assert "cannot be reached" in err and "secret" not in err + text
+    assert "cannot be reached" in err
+    assert "secret" not in err + text
 
 
 def test_no_connection_is_told_at_once(client, monkeypatch, capsys):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     start = time.monotonic()
     text = message()
-    assert "refused" in capsys.readouterr().err and time.monotonic() - start < 2
-    assert "not available offline" in text and "mode=prefetch" in text
+    assert "refused" in capsys.readouterr().err
+    assert time.monotonic() - start < 2
+    assert "not available offline" in text
+    assert "mode=prefetch" in text
 
 
 def test_the_tokenizer_is_anothers_at_its_own_revision(client, hub, olmoe_files):
     tokenizer = {name: data for name, data in olmoe_files.items() if name.startswith("tokenizer")}
-    other = hub.add(Repository("someone/tokenizer"))
-    other.commit(tokenizer)
+    other_repository = hub.add(Repository("someone/tokenizer"))
+    other_repository.commit(tokenizer)
     first = hub.repositories["models", OLMOE.lower()].branches["main"]
     model = ModelConfig(path=OLMOE, revision=first, tokenizer="someone/tokenizer")
     assert load_tokenizer(model, offline=False).encode("a") == [64]
     assert not [answer for answer in hub.log if OLMOE in answer.path]
     before = model_identity(OLMOE, model)
     assert model_identity(OLMOE, model) == before
-    other.commit(tokenizer | {"README.md": b"Moved."})
+    other_repository.commit(tokenizer | {"README.md": b"Moved."})
     new_command()
     assert model_identity(OLMOE, model) != before
     with pytest.raises(ModelError, match="The tokenizer someone/none is not on the hub"):

@@ -1,5 +1,8 @@
-"""Figures of cells: the numbers behind them. Broken by a comparison that is left out or filled without being significant, a
-cost divided by the wrong thing, a missing meter shown as 0, and a metric without its unit."""
+"""Figures of cells: the numbers behind them.
+
+Broken by a comparison that is left out or filled without being significant, a cost divided
+by the wrong thing, a missing meter shown as 0, and a metric without its unit.
+"""
 
 import csv
 import json
@@ -49,8 +52,8 @@ def test_a_sweep_has_an_interval_where_the_metric_is_a_share_of_documents(tmp_pa
     # Wilson's interval of 50 of 100, from its formula by hand
     assert float(rows[0]["low"]) == pytest.approx(0.4038, abs=1e-4)
     assert float(rows[0]["high"]) == pytest.approx(0.5962, abs=1e-4)
-    other = write_study(tmp_path / "p", [2.0, 1.9], tuning="uniform", temperature=PROFILE)
-    _, table = draw_sweep([read_study(other)]).save(tmp_path, "p")
+    other_study = write_study(tmp_path / "p", [2.0, 1.9], tuning="uniform", temperature=PROFILE)
+    _, table = draw_sweep([read_study(other_study)]).save(tmp_path, "p")
     assert [(row["low"], row["high"]) for row in rows_of(table)] == [("", "")] * 2
 
 
@@ -103,13 +106,13 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
     lines = [json.dumps({"step": step, "epoch": step / 2, **line}) for step in (0, 2)]
     (tmp_path / "models" / "one").mkdir(parents=True)
     (tmp_path / "models" / "one" / "expert_metrics.jsonl").write_text("\n".join(lines) + "\n")
-    shown = []
+    drawn = []
     for name, measure in product(("one", "two"), ("Load Balance", "Capacity")):
-        told = expert_results(finetune_freeze={"model": name, "training": {}})
-        told = told.model_copy(update={"folder": tmp_path / "runs" / name})
+        training_result = expert_results(finetune_freeze={"model": name, "training": {}})
+        training_result = training_result.model_copy(update={"folder": tmp_path / "runs" / name})
         coordinates = {"method.schedule": name, "measure": measure}
-        shown.append(TableCell(coordinates=coordinates, run_id="r", results=[told]))
-    png, table = draw_epochs(CellTable(bars(), shown)).save(tmp_path, "f", "T")
+        drawn.append(TableCell(coordinates=coordinates, run_id="r", results=[training_result]))
+    png, table = draw_epochs(CellTable(bars(), drawn)).save(tmp_path, "f", "T")
     assert table == tmp_path / "f.csv"
     rows = list(csv.DictReader(table.open()))
     assert {(row["capacity"], row["capacity_most"]) for row in rows} == {("0.1", "0.3")}, (
@@ -118,7 +121,7 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
     expected = [("one", "0.0", "2.9"), ("one", "1.0", "2.9")]
     assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == expected
     assert png.stat().st_size > 1000
-    assert draw_epochs(CellTable(bars(), shown[2:])).save(tmp_path, "g", "T") == []
+    assert draw_epochs(CellTable(bars(), drawn[2:])).save(tmp_path, "g", "T") == []
 
 
 def test_overhead_is_relative_to_one_row():
@@ -141,20 +144,21 @@ def test_overhead_is_relative_to_one_row():
     assert [row["relative_seconds_per_token"] for row in rows] == [1.0, 1.5, 1.25, 2.0]
     assert rows[1]["relative_memory_bytes"] == 5 / 4, "weights and working memory, not the process"
     assert rows[1]["relative_tokens_per_second"] == pytest.approx(2 / 3)
-    assert rows[0]["watts"] is None and rows[0]["relative_watts"] is None
+    assert rows[0]["watts"] is None
+    assert rows[0]["relative_watts"] is None
 
 
 def test_on_a_gpu_memory_is_the_devices_peak_and_power_is_energy_over_time():
     gpu = {"device": "cuda:0", "energy_joules": 300.0}
-    more = gpu | {"energy_joules": 720.0}
+    gpu_cells = gpu | {"energy_joules": 720.0}
     rows = draw_overhead(
-        cell_table(overhead_cell(1, 1.0, **gpu), overhead_cell(8, 1.2, **more))
+        cell_table(overhead_cell(1, 1.0, **gpu), overhead_cell(8, 1.2, **gpu_cells))
     ).rows
     assert [row["watts"] for row in rows] == [300.0, pytest.approx(600.0)]
     assert rows[1]["relative_watts"] == pytest.approx(2.0)
     assert rows[0]["memory_bytes"] == 10**9
-    [alone] = draw_overhead(cell_table(overhead_cell(8, 1.0))).rows
-    assert alone["relative_seconds_per_token"] is None, "without one row"
+    [point] = draw_overhead(cell_table(overhead_cell(8, 1.0))).rows
+    assert point["relative_seconds_per_token"] is None, "without one row"
 
 
 TABLE = Experiment(**KEYS, rows=["model", "method", "method.n"], columns=["task"])
@@ -166,8 +170,8 @@ def cell(method: str, tokens: list[int], task="t", n="-", value=0.5, **block) ->
     cost = results_of()["moe_lab"]["cost"]
     costs = [cost | {"tokens_in": count} for count in tokens]
     results = [
-        results_of(method, value, cost=one, run_id=f"{method}{task}{i}", **block)
-        for i, one in enumerate(costs)
+        results_of(method, value, cost=cost_of_point, run_id=f"{method}{task}{i}", **block)
+        for i, cost_of_point in enumerate(costs)
     ]
     return TableCell(
         coordinates={"model": "tiny", "method": method, "method.n": n, "task": task},
@@ -181,7 +185,8 @@ def table_of(*cells: TableCell) -> CellTable:
 
 
 def test_work_is_tokens_times_experts_relative_to_the_same_tasks_base():
-    roe, dynamic = {"n": 2, "temperatures": [0.1], "cache": "clean"}, {"experts_per_token": 2.0}
+    roe = {"n": 2, "temperatures": [0.1], "cache": "clean"}
+    dynamic = {"experts_per_token": 2.0}
     table = table_of(
         cell("base", [1000], task="other"),
         cell("base", [100]),
@@ -207,15 +212,13 @@ def test_a_difference_is_the_paired_one_or_has_no_interval(tmp_path):
             "roe", [800], value=0.45, n="1", roe={"n": 1, "temperatures": [0.0], "cache": "clean"}
         ),
     )
-    base, paired, alone = draw_quality_cost(table).rows
+    base, paired, unpaired = draw_quality_cost(table).rows
     assert (base["difference"], base["work"]) == (0.0, 1.0)
     expected = (0.1, 0.05, 0.15, True)
     assert (paired["difference"], paired["low"], paired["high"], paired["significant"]) == expected
-    assert (
-        alone["difference"] == pytest.approx(0.05)
-        and alone["low"] is None
-        and not alone["significant"]
-    )
+    assert unpaired["difference"] == pytest.approx(0.05)
+    assert unpaired["low"] is None
+    assert not unpaired["significant"]
     picture, _ = draw_quality_cost(table).save(tmp_path, "e", "T")
     assert picture.stat().st_size > 1000
 
@@ -250,7 +253,8 @@ def test_rows_are_sorted_and_significant_ones_filled():
     points = [line for line in axis.lines if line.get_marker() == "o"]
     assert [point.get_xdata()[0] for point in points] == [0.3, -0.2, 0.1]
     assert [point.get_markerfacecolor() == "white" for point in points] == [False, True, True]
-    assert "filled: significant after Holm" in axis.get_xlabel() and "1,200" in axis.get_title()
+    assert "filled: significant after Holm" in axis.get_xlabel()
+    assert "1,200" in axis.get_title()
 
 
 def tuned(method: str, study: str, settings: str) -> ScoreLine:
@@ -261,32 +265,38 @@ def tuned(method: str, study: str, settings: str) -> ScoreLine:
 
 
 def test_a_study_is_named_only_where_lines_would_look_alike_without_it():
-    study, other = (
-        "tiny-noisy-toy_text-perplexity-a321d96a",
-        "tiny-noisy-toy_text-perplexity-0f7b52c1",
-    )
+    study = "tiny-noisy-toy_text-perplexity-a321d96a"
+    other_study = "tiny-noisy-toy_text-perplexity-0f7b52c1"
     scale = "method.logit_scale="
     lines = [tuned("roe", study, "method.n=16"), tuned("calibration", study, f"{scale}{study}")]
     assert [line.label for line in plotted(lines)] == ["roe, n=16", "calibration"]
-    lines.append(tuned("calibration", other, f"{scale}{other}"))
+    lines.append(tuned("calibration", other_study, f"{scale}{other_study}"))
     labels = [line.label for line in plotted(lines)]
     assert labels == [
         "roe, n=16",
         f"calibration, logit_scale={study}",
-        f"calibration, logit_scale={other}",
+        f"calibration, logit_scale={other_study}",
     ]
 
 
 AXES = {"rows": ["method.label"], "columns": ["method.backbone", "task", "measure"]}
+DESIGNS = [
+    ("2/8", "olmoe"),
+    ("2/8", "deepseek"),
+    ("16/64", "olmoe"),
+    ("16/64", "deepseek"),
+    ("dense", "dense"),
+]
+"""Labels and backbones."""
 
 
 def cells():
-    return [
-        cell
-        for label in ("2/8", "16/64", "dense")
-        for backbone in (["dense"] if label == "dense" else ["olmoe", "deepseek"])
-        for cell in design_cells(label, [[2.0, 2.2]], coordinates={"method.backbone": backbone})
-    ]
+    """A cell per task and measure of each of five designs."""
+    table_cells = []
+    for label, backbone in DESIGNS:
+        coordinates = {"method.backbone": backbone}
+        table_cells += design_cells(label, [[2.0, 2.2]], coordinates=coordinates)
+    return table_cells
 
 
 def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
@@ -299,28 +309,26 @@ def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
     paper = [Published(cell=place, value=35.0, unit="percent", place="T")]
     table = CellTable(experiment(**AXES, paper=paper), cells())
     rows = draw_designs(table).rows
-    assert [(row["panel"], row["design"], row["series"]) for row in rows] == [
-        (panel, label, backbone)
-        for panel in ("held-out loss", "accuracy")
-        for label, backbone in (("2/8", "olmoe"), ("2/8", "deepseek"), ("16/64", "olmoe"), ("16/64", "deepseek"),
-                                ("dense", "dense"))
-    ]  # fmt: skip
+    assert [row["panel"] for row in rows] == ["held-out loss"] * 5 + ["accuracy"] * 5
+    assert [(row["design"], row["series"]) for row in rows] == DESIGNS + DESIGNS
     assert [row["published"] for row in rows if row["published"]] == [0.35]
-    assert rows[0]["examples"] is None and rows[5]["examples"] == 8
+    assert rows[0]["examples"] is None
+    assert rows[5]["examples"] == 8
     png, _ = draw_designs(table).save(tmp_path, "f", "T")
     assert png.stat().st_size > 1000
 
 
 def test_the_interval_at_a_loss_is_over_its_rows_or_over_seeds():
-    told = design_cells("2/8", [[2.0, 3.0, 4.0]])
-    told += design_cells("4/16", [[2.0, 2.2], [2.1, 2.3], [2.3, 2.5]])
-    one, several, *_ = draw_designs(CellTable(experiment(), told)).rows
-    assert one["low"] < one["value"] == 3.0 < one["high"]
+    loss_cells = design_cells("2/8", [[2.0, 3.0, 4.0]])
+    loss_cells += design_cells("4/16", [[2.0, 2.2], [2.1, 2.3], [2.3, 2.5]])
+    one_seed, several_seeds, *_ = draw_designs(CellTable(experiment(), loss_cells)).rows
+    assert one_seed["low"] < one_seed["value"] == 3.0 < one_seed["high"]
     spread = over_seeds([2.1, 2.2, 2.4])
-    assert (several["low"], several["high"]) == pytest.approx(spread.interval)
+    assert (several_seeds["low"], several_seeds["high"]) == pytest.approx(spread.interval)
 
 
 def test_one_task_is_drawn_as_it_is():
-    told = [cell for cell in cells() if cell.coordinates["task"] != "b"]
-    rows = draw_designs(CellTable(experiment(**AXES), told)).rows
-    assert {row["panel"] for row in rows} == {"held-out loss", "accuracy"} and len(rows) == 10
+    cells_of_a = [cell for cell in cells() if cell.coordinates["task"] != "b"]
+    rows = draw_designs(CellTable(experiment(**AXES), cells_of_a)).rows
+    assert {row["panel"] for row in rows} == {"held-out loss", "accuracy"}
+    assert len(rows) == 10

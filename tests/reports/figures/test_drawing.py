@@ -1,5 +1,7 @@
-"""What a figure draws, and kinds of figures: each is one function. Broken by an interval at another point, a title that is cut,
-an axis that makes much of little, and a second place that has to know the name of a kind.
+"""What a figure draws, and kinds of figures: each is one function.
+
+Broken by an interval at another point, a title that is cut, an axis that makes much of little,
+and a second place that has to know the name of a kind.
 """
 
 import csv
@@ -41,12 +43,12 @@ def rows(**columns):
 
 @pytest.mark.parametrize("missing", [None, float("nan")])
 def test_a_curve_has_bars_where_it_has_limits_and_a_band_where_all_have_them(missing):
-    _, (some, none, all_) = panels(3)
+    _, (some_limits, none, all_) = panels(3)
     partly = rows(low=[0.1, missing, 0.3], high=[0.3, missing, 0.6])
-    curve(some, partly, "x")
+    curve(some_limits, partly, "x")
     curve(none, partly, "x", band="95% interval")
     expected = [[[1, 0.1], [1, 0.3]], [[4, 0.3], [4, 0.6]]]
-    assert [segment.tolist() for segment in some.collections[0].get_segments()] == expected
+    assert [segment.tolist() for segment in some_limits.collections[0].get_segments()] == expected
     assert not none.collections
     curve(all_, rows(low=[0.1, 0.4, 0.3], high=[0.3, 0.6, 0.6]), "x", band="95% interval")
     assert len(all_.collections) == 1
@@ -78,7 +80,8 @@ def test_each_point_is_in_the_line_of_its_name():
         "a",
         "b",
         "c",
-    ] and axis.yaxis_inverted()
+    ]
+    assert axis.yaxis_inverted()
 
 
 def test_bars_of_two_series_stand_beside_each_other_and_a_loss_is_points():
@@ -107,9 +110,12 @@ EQUIVALENT |= {
     "size_ratio_high": 1.2,
 }
 EQUIVALENT |= {
-    f"{name}_{each}": 1.0
-    for name in ("base", "roe", "equivalent")
-    for each in ("milliseconds_per_token", "mebibytes")
+    "base_milliseconds_per_token": 1.0,
+    "base_mebibytes": 1.0,
+    "roe_milliseconds_per_token": 1.0,
+    "roe_mebibytes": 1.0,
+    "equivalent_milliseconds_per_token": 1.0,
+    "equivalent_mebibytes": 1.0,
 }
 
 
@@ -125,7 +131,8 @@ EQUIVALENT |= {
 )
 def test_each_kind_leaves_a_picture_and_its_numbers(draw, tmp_path):
     png, table = draw().save(tmp_path, "f", "T")
-    assert png.read_bytes()[:4] == b"\x89PNG" and (png.name, table.name) == ("f.png", "f.csv")
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    assert (png.name, table.name) == ("f.png", "f.csv")
     with table.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 2
 
@@ -155,15 +162,18 @@ def test_nothing_is_cut_at_the_sides(count):
         figure, axes = drawn(count)
         fit(figure)
         figure.draw_without_rendering()
-        boxes = [
-            text.get_window_extent() for text in [*figure.texts, *(axis.title for axis in axes)]
-        ]
-        boxes += [legend.get_window_extent() for legend in figure.legends]
-    assert len(figure.legends) == 1
-    for box in boxes:
-        assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1
-    titles = sorted((box for box in boxes[1 : count + 1]), key=lambda box: box.x0)
-    assert all(left.x1 <= right.x0 + 8 for left, right in pairwise(titles))
+        texts = [text.get_window_extent() for text in figure.texts]
+        titles = [axis.title.get_window_extent() for axis in axes]
+        legends = [legend.get_window_extent() for legend in figure.legends]
+    assert len(texts) == 1
+    assert len(titles) == count
+    assert len(legends) == 1
+    for box in texts + titles + legends:
+        assert box.x0 >= -1
+        assert box.x1 <= figure.bbox.width + 1
+    titles.sort(key=lambda box: box.x0)
+    for left_title, right_title in pairwise(titles):
+        assert left_title.x1 <= right_title.x0 + 8
     assert " ".join(figure.texts[0].get_text().split()) == LONG.strip()
 
 
@@ -178,7 +188,8 @@ def test_a_short_title_limits_that_are_given_logarithms_and_an_inverted_axis_sta
     before = axes[1].get_ylim()
     fit(figure)
     assert figure.texts[0].get_text() == "Short\ntitle"
-    assert axes[0].get_ylim() == (0.6, 0.4999) and axes[1].get_ylim() == before
+    assert axes[0].get_ylim() == (0.6, 0.4999)
+    assert axes[1].get_ylim() == before
     high, low = axes[2].get_ylim()
     assert high - low == pytest.approx(LEAST_SPAN)
 
@@ -196,7 +207,8 @@ def test_small_differences_look_small(values, span):
     figure, [axis] = drawn(1, values)
     fit(figure)
     low, high = axis.get_ylim()
-    assert high - low == pytest.approx(span) and low < min(values) <= max(values) < high
+    assert high - low == pytest.approx(span)
+    assert low < min(values) <= max(values) < high
     assert (low + high) / 2 == pytest.approx(sum(values) / 2)
 
 
@@ -207,8 +219,9 @@ def test_settings_across_fill_the_width_and_measurements_across_do_not():
         axis.plot([0.0, 0.01], [0.5, 0.501])
     widen_x(axes[1])
     fit(figure)
-    (low, high), (left, right) = (axis.get_xlim() for axis in axes)
-    assert high - low == pytest.approx(0.011) and right - left == pytest.approx(LEAST_SPAN)
+    (low, high), (left_limit, right) = (axis.get_xlim() for axis in axes)
+    assert high - low == pytest.approx(0.011)
+    assert right - left_limit == pytest.approx(LEAST_SPAN)
 
 
 EXPERIMENT = """
@@ -272,11 +285,15 @@ def test_the_kinds_that_methods_declare_are_drawn_from_traces():
 @pytest.mark.parametrize("count", [7, 9, 20])
 def test_every_series_is_drawn_and_looks_like_no_other(count):
     names = [f"s{number}" for number in range(count)]
-    rows = [{"x": x, "value": 0.1 * x, "line": name} for name in names for x in (1, 2)]
+    rows = []
+    for name in names:
+        rows.append({"x": 1, "value": 0.1, "line": name})
+        rows.append({"x": 2, "value": 0.2, "line": name})
     _, [curve_axis, bar_axis] = panels(2)
     curves(curve_axis, DataFrame(rows), "x")
     looks = {(line.get_color(), line.get_marker()) for line in curve_axis.lines}
-    assert [line.get_label() for line in curve_axis.lines] == names and len(looks) == count
+    assert [line.get_label() for line in curve_axis.lines] == names
+    assert len(looks) == count
     bars(bar_axis, DataFrame(rows), "x", "line", order=[1, 2], series=names)
     assert len(bar_axis.patches) == 2 * count
 
@@ -299,7 +316,8 @@ def test_names_of_any_characters_are_drawn_without_a_warning(name, recwarn):
         axis.set_title(name)
         fit(figure)
     content = picture(figure, "svg", SVG_METADATA).decode()
-    assert name.split(" ")[0].replace("&", "&amp;") in content and not recwarn.list
+    assert name.split(" ")[0].replace("&", "&amp;") in content
+    assert not recwarn.list
 
 
 def test_missing_values_leave_a_place_empty():
@@ -310,7 +328,8 @@ def test_missing_values_leave_a_place_empty():
     curves(axes[0], rows.assign(x=1), "x")
     bars(axes[1], rows, "x", "line", order=["a"], series=["s"])
     points(axes[2], rows, "x", lambda row: {"color": "black"}, ["a"])
-    assert not axes[1].patches and not axes[2].lines
+    assert not axes[1].patches
+    assert not axes[2].lines
 
 
 @pytest.mark.slow
@@ -318,7 +337,10 @@ def test_missing_values_leave_a_place_empty():
     "backend", ["module://matplotlib_inline.backend_inline", "inline", "widget"]
 )
 def test_the_backend_of_a_notebooks_kernel_is_not_needed(backend):
-    """Processes of a kernel get its MPLBACKEND; matplotlib cannot be imported where that package is missing."""
+    """Processes of a kernel get its MPLBACKEND.
+
+    matplotlib cannot be imported where the backend's package is missing.
+    """
     code = "import moe_lab.reports.figures, matplotlib; print(matplotlib.__version__)"
     environment = os.environ | {"MPLBACKEND": backend}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)

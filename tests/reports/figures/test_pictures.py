@@ -1,5 +1,7 @@
-"""What every kind of figure draws, and whether its texts can be read. Broken by bars that a line joins, a label that is cut at
-the edge of the picture, a label on top of another one, and a kind of figure that is not drawn here.
+"""What every kind of figure draws, and whether its texts can be read.
+
+Broken by bars that a line joins, a label that is cut at the edge of the picture, a label on top
+of another one, and a kind of figure that is not drawn here.
 """
 
 import pytest

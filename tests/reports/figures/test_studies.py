@@ -1,8 +1,10 @@
-"""Figures of trainings. Broken by a training drawn once for each measure, one setting's lines in another one's panel, a lost
-seed, and a phase line at another step.
+"""Figures of trainings.
 
-Figures of studies. Broken by a study that is drawn twice, a skipped layer shown as 0, a pruned trial that counts as a
-value, and the default learning rate of the routers at zero.
+Broken by a training drawn once for each measure, one setting's lines in another one's panel,
+a lost seed, and a phase line at another step.
+
+Figures of studies. Broken by a study that is drawn twice, a skipped layer shown as 0, a pruned
+trial that counts as a value, and the default learning rate of the routers at zero.
 """
 
 import csv
@@ -37,10 +39,11 @@ from tests.support.trained_cells import (
 def test_each_column_is_a_panel_with_the_average_last(tmp_path):
     rows = draw_schedules(CellTable(bars(), cells())).rows
     assert [row["panel"] for row in rows] == ["arc", "piqa"] * 3 + ["average"] * 3
-    found = {(row["panel"], row["schedule"]): row for row in rows}
-    assert found["piqa", "N→R"]["value"] == pytest.approx(0.7)
-    assert found["average", "E→E"]["value"] == pytest.approx(0.8)
-    assert found["average", "N→R"]["published"] == 0.65 and found["arc", "N→R"]["published"] is None
+    values = {(row["panel"], row["schedule"]): row for row in rows}
+    assert values["piqa", "N→R"]["value"] == pytest.approx(0.7)
+    assert values["average", "E→E"]["value"] == pytest.approx(0.8)
+    assert values["average", "N→R"]["published"] == 0.65
+    assert values["arc", "N→R"]["published"] is None
     png, _ = draw_schedules(CellTable(bars(), cells())).save(tmp_path, "f", "T")
     assert png.stat().st_size > 1000
 
@@ -48,10 +51,11 @@ def test_each_column_is_a_panel_with_the_average_last(tmp_path):
 def test_a_forest_has_a_point_for_each_setting_with_the_average_last(tmp_path):
     png, table = draw_forest(CellTable(bars(), cells())).save(tmp_path, "f", "T")
     rows = list(csv.DictReader(table.open()))
-    found = {(row["panel"], row["setting"]): (row["method"], float(row["value"])) for row in rows}
-    assert list(dict.fromkeys(panel for panel, _ in found)) == ["arc", "piqa", "average"]
-    assert found["arc", "base"] == ("finetune-freeze", pytest.approx(0.1)), "the method of the run"
-    assert found["average", "finetune-freeze, experts"][1] == pytest.approx(0.8) and len(found) == 9
+    points = {(row["panel"], row["setting"]): (row["method"], float(row["value"])) for row in rows}
+    assert list(dict.fromkeys(panel for panel, _ in points)) == ["arc", "piqa", "average"]
+    assert points["arc", "base"] == ("finetune-freeze", pytest.approx(0.1)), "the method of the run"
+    assert points["average", "finetune-freeze, experts"][1] == pytest.approx(0.8)
+    assert len(points) == 9
     assert png.stat().st_size > 1000
 
 
@@ -107,8 +111,8 @@ def test_a_panel_has_a_line_for_each_granularity(tmp_path):
         write_jsonl(tmp_path / "models" / f"m{seed}" / "log.jsonl", lines)
     cells = [*cells_of("2/8", "z-loss", tmp_path), *cells_of("16/64", "z-loss", tmp_path)]
     cells += cells_of("1/7+1", "z-loss", tmp_path, shared="1")
-    png, found = draw_training_curves(CellTable(experiment(**AXES), cells)).save(tmp_path, "f", "T")
-    rows = list(csv.DictReader(found.open()))
+    png, files = draw_training_curves(CellTable(experiment(**AXES), cells)).save(tmp_path, "f", "T")
+    rows = list(csv.DictReader(files.open()))
     assert [
         (row["panel"], row["line"], row["seed"], row["step"], row["loss"]) for row in rows[:4]
     ] == [
@@ -121,7 +125,8 @@ def test_a_panel_has_a_line_for_each_granularity(tmp_path):
         )
     ]
     assert {row["difference"] for row in rows} == {"0.0"}
-    assert len(rows) == 3 * 2 * 2 and rows[-1]["panel"] == "z-loss, shared experts: 1"
+    assert len(rows) == 3 * 2 * 2
+    assert rows[-1]["panel"] == "z-loss, shared experts: 1"
     assert png.stat().st_size > 1000
 
 
@@ -132,20 +137,24 @@ def test_differences_are_to_the_first_line_of_the_same_seed(tmp_path):
     cells = [*cells_of("2/8", "z-loss", tmp_path), *cells_of("4/16", "z-loss", tmp_path, model="n")]
     rows = draw_training_curves(CellTable(experiment(**AXES), cells)).rows
     assert [(row["line"], row["seed"], row["difference"]) for row in rows] == [
-        ("2/8", 0, 0.0), ("2/8", 1, 0.0), ("4/16", 0, 0.5), ("4/16", 1, 1.5)]  # fmt: skip
+        ("2/8", 0, 0.0),
+        ("2/8", 1, 0.0),
+        ("4/16", 0, 0.5),
+        ("4/16", 1, 1.5),
+    ]
 
 
 def cells_of(label, setting, folder, *, shared="0", model="m"):
     """A design trained with seeds 0 and 1, as the models m0 and m1."""
     place = {"method.regularizers": setting, "method.shared_experts": shared}
     cells = design_cells(label, [[2.0, 2.0]], coordinates=place)
-    for one in cells:
-        one.results.clear()
+    for table_cell in cells:
+        table_cell.results.clear()
         for seed in (0, 1):
             validation = {"loss": 2.0, "ci95": None}
             pretrain = {"model": f"{model}{seed}", "training": {"validation": validation}}
             result = trained_results([2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=pretrain)
-            one.results.append(result.model_copy(update={"folder": folder / "runs" / "r"}))
+            table_cell.results.append(result.model_copy(update={"folder": folder / "runs" / "r"}))
     return cells
 
 
@@ -156,8 +165,8 @@ def test_tpe_leaves_history_and_heatmap(tmp_path):
     assert paths == [study / "figures" / name for name in names]
     assert pixels(paths[0])[0] >= drawing.DPI * 4
     assert pixels(paths[2])[0] >= drawing.DPI * 5.5
-    found = {path.name for path in (study / "figures").iterdir()}
-    assert found == {*names}, "nothing temporary stays"
+    files = {path.name for path in (study / "figures").iterdir()}
+    assert files == {*names}, "nothing temporary stays"
 
 
 def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profile_no_heatmap(
@@ -168,10 +177,12 @@ def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profi
     done = write_study(tmp_path / "t", [2.0])
     assert [path.name for path in write_study_figures(done)] == ["history.png", "history.csv"]
     cells = [
-        TableCell(coordinates={}, run_id="r", studies=own) for own in ([done], [done], [begun], [])
+        TableCell(coordinates={}, run_id="r", studies=cell_studies)
+        for cell_studies in ([done], [done], [begun], [])
     ]
-    [found] = studies_of(cells)  # each is drawn once
-    assert found.info == read_study(done).info and len(found.complete) == 1
+    [study_found] = studies_of(cells)  # each is drawn once
+    assert study_found.info == read_study(done).info
+    assert len(study_found.complete) == 1
 
 
 def test_the_heatmap_tells_skipped_layers_from_those_tuned_to_zero(tmp_path):

@@ -1,5 +1,8 @@
-"""Figures from traces. Broken by traces joined with other documents, weights that are counted instead of selected experts,
-a missing factor of the expert work, and another question or layer than the one that is named."""
+"""Figures from traces.
+
+Broken by traces joined with other documents, weights that are counted instead of selected experts,
+a missing factor of the expert work, and another question or layer than the one that is named.
+"""
 
 import csv
 import json
@@ -34,7 +37,8 @@ def test_each_kind_leaves_a_picture_and_its_numbers(draw, neighbours, tmp_path):
     run = run_of(tmp_path / "run", ["BA", "AA"], before=BEFORE, **changes)
     run.prompts[0] = "Is $x^2 or a% more? " * 100
     png, table = draw([run, run]).save(tmp_path, "f", "T")
-    assert png.read_bytes()[:4] == b"\x89PNG" and png.name == "f.png"
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    assert png.name == "f.png"
     with table.open(newline="") as file:
         assert len(list(csv.DictReader(file))) >= 4
 
@@ -55,11 +59,12 @@ def test_questions_are_joined_in_the_order_of_their_documents(tmp_path):
     run = read_traces(result)
     assert run.right == [[True, True, True], [False, True, True], [False, False, False]]
     assert run.prompts[1] == "Question: 1?\nAnswer:"
-    assert run.layers == [3, 4] and run.probabilities("before").shape == (3, 2, 4)
+    assert run.layers == [3, 4]
+    assert run.probabilities("before").shape == (3, 2, 4)
     file = tmp_path / "run" / "traces.jsonl"
     lines = file.read_text().splitlines()  # the last document's comes first
-    again = json.loads(lines[0]) | {"scores": scores_of("ABB")}
-    file.write_text("\n".join([*lines, json.dumps(again)]))
+    trace_line = json.loads(lines[0]) | {"scores": scores_of("ABB")}
+    file.write_text("\n".join([*lines, json.dumps(trace_line)]))
     assert read_traces(result).right[2] == [True, False, False]
     file.write_text("\n".join(lines[:2]))
     with pytest.raises(ResultsError, match="no trace of document 0"):
@@ -92,12 +97,13 @@ def test_cost_is_by_core_experts(tmp_path):
     cells = [cell(None, 3e9), base, cell(2, 2e9), missing]
     drawing = draw_flops(cell_table(*cells))
     value = cells[0].results[0].lm_eval.scores("t")["acc,none"]
-    found = [
+    points = [
         [row[name] for name in ("core_experts", "flops", "plain_flops", "gain")]
         for row in drawing.rows
     ]
-    assert found[0][:3] == [0, 1e9, 1e9] and found[0][3] != found[0][3], "base has no gain"
-    assert found[1:] == [[2, 2e9, 1e9, value - 0.25], [4, 3e9, 1e9, 0]]
+    assert points[0][:3] == [0, 1e9, 1e9], "base has no gain"
+    assert points[0][3] != points[0][3], "base has no gain"
+    assert points[1:] == [[2, 2e9, 1e9, value - 0.25], [4, 3e9, 1e9, 0]]
     png, _ = drawing.save(tmp_path, "f", "T")
     assert png.exists()
 
@@ -119,27 +125,34 @@ def test_accuracy_is_flat_where_its_interval_has_that_of_every_larger_number():
 
     rows = draw_flops(cell_table(cell(8, 0.55), cell(1, 0.42), cell(4, 0.5), cell(2, 0.53))).rows
     flat = {row["core_experts"]: row["flat"] for row in rows}
-    assert flat == {1: False, 2: True, 4: True, 8: True} and list(flat) == sorted(flat)
+    assert flat == {1: False, 2: True, 4: True, 8: True}
+    assert list(flat) == sorted(flat)
 
 
 def test_retained_experts_are_counted_by_the_routers_rank(tmp_path):
-    """The router ranks experts in the order 0, 1, 2, 3. The optimized pathways select 0 and 2, and 3 and 1."""
-    some = run_of(tmp_path / "some", ["A"], core_experts=3)
-    every = run_of(tmp_path / "every", ["A", "A"], core_experts=20)
-    rows = retained_rows(every)
-    assert [row["share"] for row in rows] == [0.25, 0.5, 0.75, 1.0] and rows[0]["questions"] == 2
-    assert draw_retained([some]).save(tmp_path, "f") == [], "not all experts were optimized"
-    assert len(draw_retained([some, every]).save(tmp_path, "f")) == 2
+    """The router ranks experts in the order 0, 1, 2, 3.
+
+    The optimized pathways select 0 and 2, and 3 and 1.
+    """
+    some_experts = run_of(tmp_path / "some", ["A"], core_experts=3)
+    all_experts = run_of(tmp_path / "every", ["A", "A"], core_experts=20)
+    rows = retained_rows(all_experts)
+    assert [row["share"] for row in rows] == [0.25, 0.5, 0.75, 1.0]
+    assert rows[0]["questions"] == 2
+    assert draw_retained([some_experts]).save(tmp_path, "f") == [], "not all experts were optimized"
+    assert len(draw_retained([some_experts, all_experts]).save(tmp_path, "f")) == 2
     assert len((tmp_path / "f.csv").read_text().splitlines()) == 1 + 4
 
 
 @pytest.mark.slow
 def test_the_question_shown_is_the_first_that_became_right(tmp_path):
-    for answers, shown in (
+    for answers, shown_question in (
         (["AB", "BAB", "BA", "BA"], "Question: 2?"),
         (["AA", "AB", "BB"], "Question: 0?"),
     ):
-        assert shown in draw_sample([run_of(tmp_path / answers[0], answers)]).rows[0]["text"]
+        assert (
+            shown_question in draw_sample([run_of(tmp_path / answers[0], answers)]).rows[0]["text"]
+        )
 
 
 def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path):
@@ -155,9 +168,10 @@ def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path):
 
 def test_changed_answers_are_shares_of_those_that_could_change(tmp_path):
     rows = step_rows(run_of(tmp_path / "run", ["AAB", "AAA", "AAA", "ABA", "BAA"]))
-    told = [
+    shares = [
         (row["accuracy"], row["became_wrong"], row["became_right"], row["loss"]) for row in rows
     ]
-    assert told == [(0.8, 0.0, 0.0, 2.0), (0.8, 0.25, 1.0, 1.5), (0.8, 0.25, 1.0, 1.0)]
+    assert shares == [(0.8, 0.0, 0.0, 2.0), (0.8, 0.25, 1.0, 1.5), (0.8, 0.25, 1.0, 1.0)]
     rows = step_rows(run_of(tmp_path / "right", ["AA", "AB"], losses=[None, None]))
-    assert [row["became_right"] for row in rows] == [None, None] and rows[1]["loss"] is None
+    assert [row["became_right"] for row in rows] == [None, None]
+    assert rows[1]["loss"] is None

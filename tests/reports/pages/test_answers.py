@@ -1,5 +1,8 @@
-"""Answers on pages. Broken by the wrong choice that is called the answer, a change in the wrong direction, a document that
-is paired with another one or lost."""
+"""Answers on pages.
+
+Broken by the wrong choice that is called the answer, a change in the wrong direction, a document
+that is paired with another one or lost.
+"""
 
 import json
 import math
@@ -302,7 +305,7 @@ def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
 
 
 def test_all_answers_are_there_and_each_prompt_once(tmp_path):
-    """Broken by an unchanged answer that is lost, and by a base run that is shown next to itself."""
+    """Broken by an unchanged answer that is lost, and by a base run shown next to itself."""
     texts_and_scores = [("1", 1.0), ("2", 0.0), ("3", 0.5)]
     base, roe = pair_of_runs(tmp_path, texts_and_scores, texts_and_scores)
     answers, _ = shown_answers([base, roe, roe], ["base", "roe", "again"])

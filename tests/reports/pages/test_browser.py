@@ -1,7 +1,8 @@
-"""The pages in Chromium: no error, no request, sorting and search. Skipped where chromium or playwright is missing.
+"""The pages in Chromium: no error, no request, sorting and search. Skipped where
+chromium or playwright is missing.
 
-Broken by a script that fails, a page that asks for anything outside of it, an answer that is executed, and what the
-keyboard does not reach.
+Broken by a script that fails, a page that asks for anything outside of it, an answer
+that is executed, and what the keyboard does not reach.
 """
 
 import shutil
@@ -48,18 +49,23 @@ def browser():
 
 @pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=["laptop", "phone"])
 def opened(browser, request):
-    """A function that opens a page; at the end nothing was logged, asked for, or wider than the screen."""
+    """A function that opens a page.
+
+    At the end nothing was logged, requested or wider than the screen.
+    """
     width, scheme = request.param
     tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     tab.set_default_timeout(5000)
     seen = []
+
+    def note_request(request):
+        if not request.url.startswith(("file:", "data:")):
+            seen.append(request.url)
+
     tab.on("console", lambda message: seen.append(message.text))
     tab.on("pageerror", lambda error: seen.append(str(error)))
     tab.on("dialog", lambda dialog: (seen.append("a dialog"), dialog.dismiss()))
-    tab.on(
-        "request",
-        lambda one: None if one.url.startswith(("file:", "data:")) else seen.append(one.url),
-    )
+    tab.on("request", note_request)
 
     def open_page(path):
         tab.goto(path.as_uri())
@@ -91,7 +97,10 @@ def visible(tab, cell=0):
     """A cell of each visible row, in their order."""
     return tab.eval_on_selector_all(
         "[data-row]",
-        "(rows, cell) => rows.filter(row => row.checkVisibility()).map(row => row.cells[cell].textContent)",
+        (
+            "(rows, cell) => rows.filter(row => row.checkVisibility()).map(row => "
+            "row.cells[cell].textContent)"
+        ),
         cell,
     )
 
@@ -121,7 +130,8 @@ def test_tables_are_sorted_and_filtered(opened, tmp_path):
     assert visible(tab) == ["t", "v", "u", "w"]
     assert tab.get_attribute("th:has(button:focus)", "aria-sort") == "descending"
     tab.select_option("select[name=state]", "agrees")
-    assert visible(tab) == ["t"] and tab.text_content("form [role=status]") == "1 of 4 rows"
+    assert visible(tab) == ["t"]
+    assert tab.text_content("form [role=status]") == "1 of 4 rows"
     tab.select_option("select[name=state]", "")
     tab.fill("form input", "onerror FAILED")
     assert visible(tab) == ["w"]
@@ -133,11 +143,12 @@ def test_answers_are_text_and_can_be_searched(opened_pair):
     before = [(f"same {HOSTILE} {i}", float(i % 2)) for i in range(50)]
     after = [(f"same {HOSTILE} other {i}", float(i % 3 == 0)) for i in range(50)]
     tab = opened_pair(before, after)
-    assert tab.locator(".answer").count() == 25 and tab.locator(".answer[open]").count() == 1
-    own = after[0 if after[0][1] > before[0][1] else 2][0]
-    assert tab.locator(".answer pre").nth(2).text_content() == own
+    assert tab.locator(".answer").count() == 25
+    assert tab.locator(".answer[open]").count() == 1
+    own_row = after[0 if after[0][1] > before[0][1] else 2][0]
+    assert tab.locator(".answer pre").nth(2).text_content() == own_row
     assert tab.locator(".answer pre").nth(2).locator("mark").text_content().strip() == "other"
-    assert tab.locator(".answer > summary .short").nth(2).text_content() == f"this run: {own}"
+    assert tab.locator(".answer > summary .short").nth(2).text_content() == f"this run: {own_row}"
     status = tab.locator("#answer-filters [role=status]")
     expected = sum(new[1] > old[1] for old, new in zip(before, after, strict=True))
     tab.select_option("#answer-filters select[name=kind]", "wrong to right")
@@ -147,7 +158,8 @@ def test_answers_are_text_and_can_be_searched(opened_pair):
         assert status.text_content() == f"{count} of 50 answers"
     tab.select_option("#answer-filters select[name=kind]", "")
     tab.get_by_role("button", name="Next").click()
-    assert tab.input_value(".pager input") == "2" and tab.text_content(".pager span") == "of 2"
+    assert tab.input_value(".pager input") == "2"
+    assert tab.text_content(".pager span") == "of 2"
     assert tab.locator(".pager [name=on]").is_disabled()
     tab.fill(".pager input", "1")
     tab.keyboard.press("Enter")
@@ -156,11 +168,12 @@ def test_answers_are_text_and_can_be_searched(opened_pair):
         tab.get_by_role("button", name="Open or close all").click()
         assert tab.locator(".answer[open]").count() == opened_lines
     tab.fill("#answer-filters input", "other 49")
-    assert status.text_content() == "1 of 50 answers" and tab.locator(".answer").count() == 1
+    assert status.text_content() == "1 of 50 answers"
+    assert tab.locator(".answer").count() == 1
 
 
 def test_answers_of_one_run_and_a_long_prompt(opened_run):
-    """A run that is compared with none; the prompt is whole, few-shot examples included, behind a click."""
+    """A run that is not compared; a click shows the whole prompt with its few-shot examples."""
     lines = [
         generated_line(i, (f"answer {i}", float(i % 2)), "Example. " * 200 + HOSTILE)
         for i in range(4)
@@ -185,13 +198,17 @@ def test_answers_of_one_run_and_a_long_prompt(opened_run):
     assert not whole.is_visible()
     first.locator("summary").focus()
     tab.keyboard.press("Enter")
-    assert whole.is_visible() and whole.text_content() == f"{'Example. ' * 200}{HOSTILE} 1"
+    assert whole.is_visible()
+    assert whole.text_content() == f"{'Example. ' * 200}{HOSTILE} 1"
 
 
 def test_choices_with_a_prompt_each_are_told_apart(opened_run):
-    """As of WinoGrande: both choices begin with the few-shot examples and the sentence, and share the ending."""
+    """Like WinoGrande: both choices begin with the examples and the sentence, and end alike."""
     line = choice_line(0, ((-1.0, -2.0, -3.0), 1.0)) | {"target": "was big."}
-    shots = "An example of another question, long enough.\n\nThe trophy did not fit into the old suitcase because the "
+    shots = (
+        "An example of another question, long enough.\n\n"
+        "The trophy did not fit into the old suitcase because the "
+    )
     for request, word in zip(
         line["arguments"].values(), ("trophy", "suitcase", "box"), strict=True
     ):
@@ -199,13 +216,16 @@ def test_choices_with_a_prompt_each_are_told_apart(opened_run):
     tab = opened_run(line)
     cells = tab.locator(".answer > summary > span").all_text_contents()
     assert cells[2:] == [
-        "The trophy did not fit into the old suitcase because the … was big.", "target: ", "this run: trophy",
-    ]  # fmt: skip
+        "The trophy did not fit into the old suitcase because the … was big.",
+        "target: ",
+        "this run: trophy",
+    ]
 
 
 def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(opened_run):
     """400,000 characters of a prompt are no taller than a screen, and the keyboard scrolls them."""
-    long, prompt = "x" * 500, "y" * 400_000
+    long = "x" * 500
+    prompt = "y" * 400_000
     choices = choice_line(0, ((-3.0, -1.0, -2.0), 1.0)) | {
         "metrics": ["exact_match"],
         "exact_match": 1.0,
@@ -223,7 +243,8 @@ def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(ope
         content.locator("summary").click()
         region = content.get_by_role("region", name="The prompt as the model saw it")
         region.wait_for()
-        assert region.bounding_box()["height"] < 600 and region.get_attribute("tabindex") == "0"
+        assert region.bounding_box()["height"] < 600
+        assert region.get_attribute("tabindex") == "0"
 
 
 def test_what_the_metric_reads_is_shown(opened_run):
@@ -233,7 +254,8 @@ def test_what_the_metric_reads_is_shown(opened_run):
 
 
 def test_values_are_in_sight_and_the_focus_is_seen(opened, tmp_path):
-    """Broken by a table whose score is beyond the right edge of a phone, and by a control without an outline."""
+    """Broken by a table whose score is beyond the right edge of a phone,
+    and by controls without outline."""
     runs = pair_of_runs(
         tmp_path, [("1", 0.0)], [("2", 1.0)], paired={"t": {"exact_match,none": PAIRED}}
     )
@@ -255,7 +277,8 @@ def test_headings_sort_with_both_keys_and_are_large_enough_for_a_finger(opened_p
         assert tab.get_attribute("th:has(button:focus)", "aria-sort") == "ascending"
     for button in tab.locator("#scores ~ .wide th button").all():
         box = button.bounding_box()
-        assert box["width"] >= 24 and box["height"] >= 24, button.text_content()
+        assert box["width"] >= 24, button.text_content()
+        assert box["height"] >= 24, button.text_content()
 
 
 def test_figures_are_scrolled_with_the_keyboard(opened, tmp_path):
@@ -298,7 +321,8 @@ def test_many_answers_open_and_are_searched_at_once(browser, tmp_path):
     )
     searched = time.perf_counter()
     tab.close()
-    assert opened - began < SECONDS and searched - opened < SECONDS
+    assert opened - began < SECONDS
+    assert searched - opened < SECONDS
 
 
 def test_everything_is_printed(browser, tmp_path):
@@ -307,9 +331,7 @@ def test_everything_is_printed(browser, tmp_path):
     runs = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
     tab.goto(write_runs_page(runs, tmp_path / "r.html").as_uri())
     tab.emulate_media(media="print")
-    assert (
-        not tab.locator(".filters").is_visible()
-        and tab.locator(".answer .content").first.is_visible()
-    )
+    assert not tab.locator(".filters").is_visible()
+    assert tab.locator(".answer .content").first.is_visible()
     assert tab.evaluate("getComputedStyle(document.querySelector('.wide')).overflowX") == "visible"
     tab.close()

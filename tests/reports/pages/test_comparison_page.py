@@ -1,4 +1,7 @@
-"""The page of a comparison. Broken by a number that is not that of comparison.json, and by a changed answer that is lost."""
+"""The page of a comparison.
+
+Broken by a number that is not that of comparison.json, and by a changed answer that is lost.
+"""
 
 import json
 from dataclasses import replace
@@ -18,7 +21,10 @@ EVERY_OTHER = samples_of(acc=[0.0, 1.0] * 6)
 
 @pytest.fixture
 def comparison(tmp_path):
-    """Of b1 and b2 with a, whose documents 1, 3, ... 11 are right. The settings are hostile texts."""
+    """Of b1 and b2 with a, whose documents 1, 3, ... 11 are right.
+
+    The settings are hostile texts.
+    """
     evaluations = [
         evaluation(tmp_path, "a", {"t": EVERY_OTHER}),
         evaluation(tmp_path, "b1", {"t": ONES}),

@@ -1,5 +1,7 @@
-"""Pages, and the page of a grid. Broken by text that becomes markup or a command of LaTeX, a page that needs anything outside
-of it, a number that is not the stored one, and layers out of order.
+"""Pages, and the page of a grid.
+
+Broken by text that becomes markup or a command of LaTeX, a page that needs anything outside of it,
+a number that is not the stored one, and layers out of order.
 """
 
 import json
@@ -42,7 +44,8 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    before, after = [("1", 0.0), ("x", 1.0)], [(HOSTILE, 1.0), ("x", 1.0)]
+    before = [("1", 0.0), ("x", 1.0)]
+    after = [(HOSTILE, 1.0), ("x", 1.0)]
     return pair_of_runs(tmp_path_factory.mktemp("outputs"), before, after, **CHANGES)
 
 
@@ -59,27 +62,28 @@ def test_the_verdict_stands_first_headings_are_in_order_and_tables_have_captions
     )
     assert texts(root.xpath("//h2"))[0] == "Verdict"
     levels = [int(heading.tag[1]) for heading in root.xpath("//h1|//h2|//h3|//h4")]
-    assert levels[0] == 1 and all(later - earlier <= 1 for earlier, later in pairwise(levels))
+    assert levels[0] == 1
+    assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
     assert all(table.xpath("caption") for table in root.xpath("//table"))
 
 
 def test_hostile_answers_are_data(page):
     root = tree(page)
-    assert len(root.xpath("//script")) == 2 and not root.xpath("//*[@onerror]")
+    assert len(root.xpath("//script")) == 2
+    assert not root.xpath("//*[@onerror]")
     assert not root.xpath("//img[not(starts-with(@src, 'data:image/svg+xml;'))]")
     data = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
-    assert [each["own"] for each in data] == [HOSTILE, "x"] and data[0]["kind"] == "wrong to right"
-    assert (
-        foreign_urls(page) == []
-        and "python -m moe_lab --config-dir own method=" in root.text_content()
-    )
+    assert [answer["own"] for answer in data] == [HOSTILE, "x"]
+    assert data[0]["kind"] == "wrong to right"
+    assert foreign_urls(page) == []
+    assert "python -m moe_lab --config-dir own method=" in root.text_content()
 
 
 def test_runs_without_a_comparison_have_a_page_without_empty_sections(runs, tmp_path):
     root = tree(write_runs_page(runs[:1], tmp_path / "base.html"))
     assert "No stored run is compared with the base model." in root.text_content()
     data = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])
-    assert [each["kind"] for each in data["answers"]] == ["wrong", "right"]
+    assert [answer["kind"] for answer in data["answers"]] == ["wrong", "right"]
     sections = ["Scores", "Answers", "Cost", "Provenance"]
     assert texts(root.xpath("//h2")) == sections == texts(root.xpath("//nav//a"))
 
@@ -90,16 +94,18 @@ def test_runs_without_a_comparison_have_a_page_without_empty_sections(runs, tmp_
 def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, heights, tmp_path):
     roe = {"n": 8, "temperatures": list(temperatures), "cache": "clean", "changed_fraction": 0.25}
     changes = {"roe": roe, "tuning": {"study": "s", "model": "tiny"}}
-    base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], **changes)
-    found = routing_of(own, "roe")
-    assert found.temperatures == temperatures and profiles_of([found]) == {temperatures: ["roe"]}
-    root = tree(write_runs_page([base, own], tmp_path / "page.html"))
+    base, roe_run = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], **changes)
+    routing = routing_of(roe_run, "roe")
+    assert routing.temperatures == temperatures
+    assert profiles_of([routing]) == {temperatures: ["roe"]}
+    root = tree(write_runs_page([base, roe_run], tmp_path / "page.html"))
     assert [float(bar.get("height")) for bar in root.xpath("//*[@class='bar']")] == heights
     assert ("Temperature 0.1 in 2 of 3 MoE layers." in root.text_content()) == (not heights), (
         "one number"
     )
-    assert found.facts == {"study": "s", "n": 8, "cache": "clean", "changed_fraction": 0.25}
-    assert found.pictures == [] and routing_of(base, "base") is None
+    assert routing.facts == {"study": "s", "n": 8, "cache": "clean", "changed_fraction": 0.25}
+    assert routing.pictures == []
+    assert routing_of(base, "base") is None
     (base.folder / "figures").mkdir()
     (base.folder / "figures" / "selections.svg").write_bytes(b"svg")
     assert routing_of(base, "base").pictures == [("selections", "data:image/svg+xml;base64,c3Zn")]
@@ -131,13 +137,13 @@ def test_a_page_is_whole_in_itself(tmp_path):
     root = tree(page)
     assert foreign_urls(page) == []
     policy = root.xpath("//meta[@http-equiv='Content-Security-Policy']/@content")[0]
-    assert (
-        "default-src 'none'" in policy
-        and "script-src 'sha256-" in policy
-        and "unsafe-eval" not in policy
-    )
-    assert "base-uri 'none'" in policy and "form-action 'none'" in policy
-    assert len(root.xpath("//script")) == 1 and not root.xpath("//link[@rel='stylesheet']")
+    assert "default-src 'none'" in policy
+    assert "script-src 'sha256-" in policy
+    assert "unsafe-eval" not in policy
+    assert "base-uri 'none'" in policy
+    assert "form-action 'none'" in policy
+    assert len(root.xpath("//script")) == 1
+    assert not root.xpath("//link[@rel='stylesheet']")
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
@@ -154,7 +160,9 @@ def test_latex_has_booktabs_and_escapes():
     columns = [text_column("task", ["a_b", "c"]), text_column("value", ["61.0%", "1 & 2"])]
     text = latex_of(columns, "50% of a_b")
     assert all(rule in text for rule in ("\\toprule", "\\midrule", "\\bottomrule"))
-    assert "a\\_b & 61.0\\%" in text and "1 \\& 2" in text and "\\caption{50\\% of a\\_b}" in text
+    assert "a\\_b & 61.0\\%" in text
+    assert "1 \\& 2" in text
+    assert "\\caption{50\\% of a\\_b}" in text
     arrow = latex_of([text_column("schedule", ["N\u2192R"]), text_column("value", ["-0.1"])], "x")
     assert "N$\\rightarrow$R & -0.1" in arrow
     shared = [
@@ -170,13 +178,16 @@ def test_latex_has_booktabs_and_escapes():
     + [("^", "\\textasciicircum{}"), ("~", "\\textasciitilde{}"), ("\\", "\\textbackslash{}")],
 )
 def test_a_caption_escapes_all_of_latexs_special_characters(character, escaped):
-    """Broken by a caption in which a character is a command: `^` outside mathematics ends LaTeX with an error."""
+    """Broken by a caption in which a character is a command.
+
+    For example, `^` outside mathematics ends LaTeX with an error.
+    """
     value = [Column(heading="value", cells=["1"], values=[1])]
     assert f"\\caption{{a{escaped} b}}" in latex_of(value, f"a{character} b")
     shared = Column(heading="model", cells=["x", f"m{character}1"], name=True)
-    same = Column(heading="data", cells=[f"d{character}1"] * 2, name=True)
+    same_column = Column(heading="data", cells=[f"d{character}1"] * 2, name=True)
     numbered = Column(heading="value", cells=["1", "2"], values=[1, 2])
-    assert f"\\caption{{t: data=d{escaped}1}}" in latex_of([shared, same, numbered], "t")
+    assert f"\\caption{{t: data=d{escaped}1}}" in latex_of([shared, same_column, numbered], "t")
 
 
 def test_the_page_draws_every_difference(tmp_path):
@@ -201,18 +212,18 @@ def test_the_page_draws_every_difference(tmp_path):
         if element.tag.endswith("text")
     }
     assert {"roe, p = 0.01", "t, 2 examples"} <= words
-    alone = pair_of_runs(tmp_path / "alone", *answers)
-    assert not tree(write_runs_page(alone, tmp_path / "alone.html")).xpath("//img")
+    run_alone = pair_of_runs(tmp_path / "alone", *answers)
+    assert not tree(write_runs_page(run_alone, tmp_path / "alone.html")).xpath("//img")
 
 
 def test_a_figure_is_the_same_file_each_time_and_text_is_text(tmp_path):
-    found = []
+    files = []
     for name in "ab":
         drawing = draw_control(cell_table(cell_of(), cell_of(method="base")))
         png, _ = drawing.save(tmp_path / name, "f", "a <b> & c")
-        found.append((png.read_bytes(), png.with_suffix(".svg").read_text()))
-    assert found[0] == found[1]
-    text = found[0][1]
+        files.append((png.read_bytes(), png.with_suffix(".svg").read_text()))
+    assert files[0] == files[1]
+    text = files[0][1]
     words = {
         element.text
         for element in ElementTree.fromstring(text).iter()

@@ -1,5 +1,8 @@
-"""The page of tables. Broken by a number that is not the stored one, an empty cell without a reason, and text of a run
-that becomes markup."""
+"""The page of tables.
+
+Broken by a number that is not the stored one, an empty cell without a reason, and text
+of a run that becomes markup.
+"""
 
 import json
 from dataclasses import replace
@@ -24,11 +27,16 @@ COMPARED = {
     "paired": {
         "t": {
             "acc,none": {
-                "n": 4, "difference": 0.125, "ci95": [0.05, 0.2], "p_mcnemar": 0.01, "to_right": 9, "to_wrong": 1
+                "n": 4,
+                "difference": 0.125,
+                "ci95": [0.05, 0.2],
+                "p_mcnemar": 0.01,
+                "to_right": 9,
+                "to_wrong": 1,
             }
         }
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +50,8 @@ def page(tmp_path_factory):
         TableCell(coordinates={"task": "v"}, run_id="p"),
     ]
     table = cell_table(rows=["task"], paper=PAPER, name="roe/table9", title=f"Table 9 {HOSTILE}")
-    scales, folder = {"tiny": Scale(), "paper": Scale()}, tmp_path_factory.mktemp("tables")
+    scales = {"tiny": Scale(), "paper": Scale()}
+    folder = tmp_path_factory.mktemp("tables")
     for scale in scales:
         write_record(replace(table.experiment, scales=scales), scale, cells, folder)
     return write_tables_page(folder)
@@ -50,11 +59,11 @@ def page(tmp_path_factory):
 
 def rows(page):
     """The cells by heading, of the row of each scale and task."""
-    found = {}
-    for each in tree(page).xpath("//table[.//@data-row]"):
-        scale = "paper" if "scale paper" in each.text_content() else "tiny"
-        found |= {(scale, row["task"]): row for row in rows_of(each)}
-    return found
+    rows_by_table = {}
+    for table_node in tree(page).xpath("//table[.//@data-row]"):
+        scale = "paper" if "scale paper" in table_node.text_content() else "tiny"
+        rows_by_table |= {(scale, row["task"]): row for row in rows_of(table_node)}
+    return rows_by_table
 
 
 def test_numbers_are_the_stored_ones(page):
@@ -101,8 +110,9 @@ def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
     ]
     write_record(cell_table(rows=["task"], name="mine/first").experiment, "small", cells, tmp_path)
     root = tree(write_tables_page(tmp_path))
-    shown = " ".join(texts(root.xpath("//main"))).lower()
-    assert "paper" not in shown and "publish" not in shown
+    page_text = " ".join(texts(root.xpath("//main"))).lower()
+    assert "paper" not in page_text
+    assert "publish" not in page_text
     [row] = rows_of(root.xpath("//table[.//@data-row]")[0])
     assert row["state"] == "measured"
     [counts] = rows_of(root.xpath("//section[@aria-labelledby='summary']//table")[0])
@@ -111,7 +121,8 @@ def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
 
 def test_hostile_text_stays_text_headings_are_in_order_and_tables_have_captions(page):
     root = tree(page)
-    assert len(root.xpath("//script")) == 1 and not root.xpath("//*[@onerror]")
+    assert len(root.xpath("//script")) == 1
+    assert not root.xpath("//*[@onerror]")
     assert texts(root.xpath("//h3"))[-1].startswith(
         "Table 9 </script><script>alert(1)</script><!--"
     )
@@ -121,7 +132,8 @@ def test_hostile_text_stays_text_headings_are_in_order_and_tables_have_captions(
     )
     assert "python -m moe_lab experiment=roe/table9 scale=paper" in root.text_content()
     levels = [int(heading.tag[1]) for heading in root.xpath("//h1|//h2|//h3|//h4")]
-    assert levels[0] == 1 and levels.count(1) == 1
+    assert levels[0] == 1
+    assert levels.count(1) == 1
     assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
     assert all(
         table.xpath("caption") and table.xpath(".//th[@scope]") for table in root.xpath("//table")
@@ -147,7 +159,7 @@ def test_an_odd_record_is_named_and_the_others_are_shown(tmp_path, capsys, forge
     ]
     names = ("roe/table8", "roe/table9")
     experiments = [cell_table(rows=["task"], paper=PAPER, name=name).experiment for name in names]
-    paths = [write_record(one, "tiny", cells, tmp_path) for one in experiments]
+    paths = [write_record(experiment, "tiny", cells, tmp_path) for experiment in experiments]
     record = json.loads(paths[0].read_text())
     paths[0].write_text(json.dumps(record | forged))
     page = write_tables_page(tmp_path)

@@ -1,5 +1,5 @@
-"""Broken by a quantity read from another row or column of the figure, or shown in another unit; in Table 7 of C3PO by a paper's
-number beside another set, and by a set that is left out.
+"""Broken by a quantity read from another row or column of the figure, or shown in another unit;
+in Table 7 of C3PO by a paper's number beside another set, and by a set that is left out.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,10 @@ Rows = list[dict[str, Any]]
 
 
 def overhead(folder: Path) -> Rows:
-    """64 rows with the clean cache at temperature 0: 12% more memory; 36 J in 3 s are 20% more power than 20 J in 2 s."""
+    """64 rows with the clean cache at temperature 0: 12% more memory.
+
+    36 J in 3 s are 20% more power than 20 J in 2 s.
+    """
     tuned = GPU | {"peak_memory_bytes": 9000}
     table = cell_table(
         overhead_cell(1, 2.0, **GPU),
@@ -70,7 +73,10 @@ def flops(folder: Path) -> Rows:
 
 
 def steps(folder: Path) -> Rows:
-    """Right at first, after 6 and after 10 steps: 2, 1 and 1 of 3; one of the two is wrong after 10."""
+    """Right at first, after 6 and after 10 steps: 2, 1 and 1 of 3.
+
+    One of the two is wrong after 10.
+    """
     answers = ["ABBBBBABBBA", "ABBBBBBBBBB", "BBBBBBBAAAB"]
     return step_rows(run_of(folder / "run", answers))
 
@@ -108,9 +114,9 @@ def test_the_quantity_is_that_of_the_figures_data(name, tmp_path):
 
 def test_every_stated_number_of_an_experiment_with_data_has_its_quantity():
     for experiment in find_experiments("all"):
-        names = {each.cell["quantity"] for each in experiment.paper if "quantity" in each.cell}
+        names = {entry.cell["quantity"] for entry in experiment.paper if "quantity" in entry.cell}
         if experiment.figure != "setup":  # a table of settings
-            assert names == {each.cell["quantity"] for each in experiment.paper if each.data}, (
+            assert names == {entry.cell["quantity"] for entry in experiment.paper if entry.data}, (
                 experiment.name
             )
 
@@ -122,9 +128,9 @@ def test_units_are_the_papers_and_what_is_missing_has_its_reason(tmp_path):
     place = "Section 3.3 (A100)"
     assert f"| memory, n=64 over n=1 | tiny, t | 12 percent | 12 percent | {place} |" in text
     assert (
-        f"| power, n=64 over n=1 | tiny, t | not measured: the figure's data lack it | 20 percent | {place} |"
-        in text
-    )
+        "| power, n=64 over n=1 | tiny, t | not measured: the figure's data lack it | 20 "
+        f"percent | {place} |"
+    ) in text
     quantities = [
         row.coordinates["quantity"] for row in table(experiment, "tiny", [], tmp_path).page_rows
     ]

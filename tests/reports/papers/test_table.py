@@ -1,17 +1,18 @@
 """Tables as rows.
 
-Broken by a number that differs from the stored one, a published number that gets lost, a number of the toy world that
-is said to agree with a paper, an empty cell that gives no reason, and a place that no column of the page shows.
+Broken by a number that differs from the stored one, a published number that gets lost,
+a number of the toy world that is said to agree with a paper, an empty cell that gives no reason,
+and a place that no column of the page shows.
 
 Breaks if a column of several metrics is said to show one of them.
 
-The correction of a command's p in a table. Broken by a difference that is not significant and bold, and by a p that is
-corrected for other comparisons than the command's.
+The correction of a command's p in a table. Broken by a difference that is not significant and bold,
+and by a p that is corrected for other comparisons than the command's.
 
 Averages over tasks, and groups of tasks.
 
-Broken by an average over part of the tasks, by an interval that treats all documents as one sample, by a group that
-loses its interval, by published numbers put beside the wrong task.
+Broken by an average over part of the tasks, by an interval that treats all documents as one sample,
+by a group that loses its interval, by published numbers put beside the wrong task.
 """
 
 import json
@@ -69,8 +70,8 @@ def test_what_is_written_is_read_again(tmp_path):
 
 def test_commands_are_exact():
     assert command_line(["task=a b", "limit=5"]) == "python -m moe_lab 'task=a b' limit=5"
-    own = command_line(["experiment=mine"], ["/my conf"])
-    assert own == "python -m moe_lab --config-dir '/my conf' experiment=mine"
+    command_text = command_line(["experiment=mine"], ["/my conf"])
+    assert command_text == "python -m moe_lab --config-dir '/my conf' experiment=mine"
 
 
 @pytest.mark.parametrize(
@@ -116,18 +117,18 @@ def on_page(tmp_path, *rows: Row, **changes):
     return shown_table(replace(made, rows=list(rows), **changes), tmp_path)
 
 
-def headings(shown) -> list[str]:
-    return [column.heading for column in shown.columns if column.shown]
+def headings(columns) -> list[str]:
+    return [column.heading for column in columns.columns if column.shown]
 
 
 def test_the_page_has_a_column_for_each_coordinate_and_number_of_its_rows(tmp_path):
     published = replace(PUBLISHED, cell={"task": "u", "quantity": "memory"})
     absent = Row(coordinates=published.cell, published=published, state=State.NOT_AT_SCALE)
-    shown = on_page(tmp_path, ROW, unmatched=[absent])
-    states = [row["data-state"] for row in shown.data]
+    shown_columns = on_page(tmp_path, ROW, unmatched=[absent])
+    states = [row["data-state"] for row in shown_columns.data]
     assert states == ["no published number", "not at this scale"]
     numbers = ["documents", "value", "95% over documents", "published", "place", "state"]
-    assert headings(shown) == ["task", "n", "quantity", *numbers], "no row has a model"
+    assert headings(shown_columns) == ["task", "n", "quantity", *numbers], "no row has a model"
     assert on_page(tmp_path, ROW, figure="setup").columns == []
 
 
@@ -142,20 +143,28 @@ def test_a_number_that_a_design_does_not_have_is_no_empty_cell(tmp_path):
             ("token", trained_results([1.0, 2.0])),
         )
     ]
-    shown = shown_table(table(cell_table(rows=["task"]).experiment, "tiny", cells), tmp_path)
-    found = [list(one.cells) for one in shown.columns if one.heading in ("task", "value")]
-    assert found == [["expert"], ["0.5000"]]
+    shown_columns = shown_table(
+        table(cell_table(rows=["task"]).experiment, "tiny", cells), tmp_path
+    )
+    columns = [
+        list(column.cells)
+        for column in shown_columns.columns
+        if column.heading in ("task", "value")
+    ]
+    assert columns == [["expert"], ["0.5000"]]
 
 
 MEASURES = cell_table(rows=["task"], columns=["method"], scales={"paper": Scale()}).experiment
 
 
 def cell_of_metric(task: str, metric: str) -> TableCell:
-    told = results_of(
+    metric_result = results_of(
         task={"name": task, "tasks": [task], "metric": metric}, samples={task: [0, 1]}
     )
-    told = RunResult(told.content | {"results": {task: {metric: 0.5}}})
-    return TableCell(coordinates={"task": task, "method": "base"}, run_id=task, results=[told])
+    metric_result = RunResult(metric_result.content | {"results": {task: {metric: 0.5}}})
+    return TableCell(
+        coordinates={"task": task, "method": "base"}, run_id=task, results=[metric_result]
+    )
 
 
 def test_metrics_of_a_column_are_listed_with_their_tasks():
@@ -197,10 +206,12 @@ def test_the_comparisons_of_a_question_are_corrected_together():
     """Broken by a control that changes the p of the scores."""
     family = family_of(CORRECTED_TABLE, CORRECTED_CELLS)
     first, second, third = (cell.scores(family) for cell in CORRECTED_CELLS)
-    assert [found["base"].p_holm for found in (first, second)] == pytest.approx(CORRECTED["scores"])
-    assert first["full"].p_holm == CORRECTED["controls"][0] and third["base"].p_holm is None
+    assert [score["base"].p_holm for score in (first, second)] == pytest.approx(CORRECTED["scores"])
+    assert first["full"].p_holm == CORRECTED["controls"][0]
+    assert third["base"].p_holm is None
     note = correction_note([*first.values(), *second.values(), *third.values()])
-    assert note.endswith("Comparisons: scores: 2, controls: 1.") and "corrected by Holm" in note
+    assert note.endswith("Comparisons: scores: 2, controls: 1.")
+    assert "corrected by Holm" in note
 
 
 def test_one_comparison_needs_no_correction():
@@ -219,7 +230,11 @@ rows: [method]
 columns: [task]
 average: task
 paper:
-  - {cell: {method: base, task: [a, b, average]}, value: [50.0, 70, 60], unit: percent, place: "Table 1", mark: "(?)"}
+  - cell: {method: base, task: [a, b, average]}
+    value: [50.0, 70, 60]
+    unit: percent
+    place: "Table 1"
+    mark: "(?)"
 """
 
 
@@ -256,8 +271,11 @@ def test_an_axis_that_is_not_shown_leaves_the_average_alone(tmp_path):
     assert header == "| method | documents | average | average, published |"
     assert line.startswith("| base | 8 | 0.5000 [")
     assert [row.split(",")[1] for row in csv_text(experiment, cells).splitlines()] == [
-        "task", "a", "b", "average",
-    ]  # fmt: skip
+        "task",
+        "a",
+        "b",
+        "average",
+    ]
 
 
 def test_lists_of_published_numbers_must_match(tmp_path):
@@ -266,7 +284,10 @@ def test_lists_of_published_numbers_must_match(tmp_path):
 
 
 def group_of(score: float) -> RunResult:
-    """Two subjects: 2 of 4 right, one more than base, and 9 of 12, five more and two others less."""
+    """Two subjects: 2 of 4 right and 9 of 12 right.
+
+    The first gains one. The second gains five and loses two.
+    """
     flips = {"x": (1, 0), "y": (5, 2)}
     paired = {
         name: {
@@ -305,12 +326,15 @@ def test_a_group_that_counts_its_tasks_alike_has_no_interval():
 
 
 def published_lines(experiment: Experiment) -> dict[tuple[tuple[str, str], ...], dict[str, float]]:
-    """Numbers of the paper by task, for each line of its table; lines whose own average is marked as wrong are not."""
+    """The paper's numbers by task, for each line of its table.
+
+    Lines are left out where the paper's own average is marked as wrong.
+    """
     lines: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
-    for each in experiment.paper:
-        if experiment.average in each.cell and "average" not in (each.mark or ""):
-            where = tuple(pair for pair in each.cell.items() if pair[0] != experiment.average)
-            lines.setdefault(where, {})[each.cell[experiment.average]] = each.value
+    for entry in experiment.paper:
+        if experiment.average in entry.cell and "average" not in (entry.mark or ""):
+            place = tuple(pair for pair in entry.cell.items() if pair[0] != experiment.average)
+            lines.setdefault(place, {})[entry.cell[experiment.average]] = entry.value
     return lines
 
 
@@ -318,10 +342,10 @@ def test_published_averages_are_those_of_the_published_tasks():
     """Broken by a number that was typed wrong, and by one in another task's place."""
     checked = 0
     for name in ("c3po/table1", "c3po/table2", "c3po/figure1"):
-        for where, told in published_lines(find_experiments(name)[0]).items():
-            average = told.pop("average")
-            assert average == pytest.approx(sum(told.values()) / 6, abs=0.055), where
-            checked += len(told) == 6
+        for place, line in published_lines(find_experiments(name)[0]).items():
+            average = line.pop("average")
+            assert average == pytest.approx(sum(line.values()) / 6, abs=0.055), place
+            checked += len(line) == 6
     assert checked == 15 + 19 + 7
 
 
@@ -338,8 +362,8 @@ def test_tables_of_averages_are_those_of_the_long_tables(averaged, of, lines):
     """The appendix has the benchmarks' numbers, the text their means; Table 14 has no base row."""
     long = published_lines(find_experiments(f"c3po/{of}")[0])
     checked = 0
-    for where, told in published_lines(find_experiments(f"c3po/{averaged}")[0]).items():
-        if where in long:
+    for place, line in published_lines(find_experiments(f"c3po/{averaged}")[0]).items():
+        if place in long:
             checked += 1
-            assert told["average"] == pytest.approx(sum(long[where].values()) / 6, abs=0.006)
+            assert line["average"] == pytest.approx(sum(long[place].values()) / 6, abs=0.006)
     assert checked == lines

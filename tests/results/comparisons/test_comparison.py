@@ -1,7 +1,8 @@
 """Comparisons of two logs.
 
-Broken by other numbers than those of a plain loop, a verdict in the wrong direction, a correction for another number of
-rows, a score that is aggregated by another function than lm-eval's, and by what is left out or changed and not said.
+Broken by other numbers than those of a plain loop, a verdict in the wrong direction, a correction
+for another number of rows, a score that is aggregated by another function than lm-eval's,
+and by what is left out or changed and not said.
 
 Breaks if a document is paired with another one, or if other questions pass for the same.
 
@@ -39,12 +40,15 @@ RANDOM = np.random.default_rng(0)
 BINARY = RANDOM.integers(2, size=(2, 60)).astype(float).tolist()
 
 
-def row(folder: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[str, Any]:
+def row(folder: Path, scores_a: list[Any], scores_b: list[Any], **options: Any) -> dict[str, Any]:
     """The row of comparison.json for the values of one metric."""
-    both = {"a": mine, "b": theirs}.items()
-    logs = [evaluation(folder, key, {"t": samples_of(acc=values)}, **more) for key, values in both]
-    [found] = compare(logs).to_json()["scores"]
-    return found
+    scores_by_run = {"a": scores_a, "b": scores_b}.items()
+    logs = [
+        evaluation(folder, key, {"t": samples_of(acc=values)}, **options)
+        for key, values in scores_by_run
+    ]
+    [score_row] = compare(logs).to_json()["scores"]
+    return score_row
 
 
 @pytest.mark.parametrize("higher_is_better", (True, None, False))
@@ -52,11 +56,11 @@ def test_right_and_wrong(tmp_path, higher_is_better):
     """None: the log does not say it, and higher is better."""
     right = []
     wrong = []
-    for number, (mine, theirs) in enumerate(zip(*BINARY, strict=True)):
-        is_better = theirs > mine
+    for number, (score_a, score_b) in enumerate(zip(*BINARY, strict=True)):
+        is_better = score_b > score_a
         if higher_is_better is False:
-            is_better = theirs < mine
-        if mine == theirs:
+            is_better = score_b < score_a
+        if score_a == score_b:
             continue
         if is_better:
             right.append(number)
@@ -65,36 +69,44 @@ def test_right_and_wrong(tmp_path, higher_is_better):
     logged: dict[str, Any] = {}
     if higher_is_better is not None:
         logged = {"t": {"acc": higher_is_better}}
-    found = row(tmp_path, *BINARY, higher_is_better=logged)
-    assert found["changed"] == {"to_right": right, "to_wrong": wrong}
-    assert (found["to_right"], found["to_wrong"]) == (len(right), len(wrong))
+    score_row = row(tmp_path, *BINARY, higher_is_better=logged)
+    assert score_row["changed"] == {"to_right": right, "to_wrong": wrong}
+    assert (score_row["to_right"], score_row["to_wrong"]) == (len(right), len(wrong))
     expected = binomtest(len(right), len(right) + len(wrong), 0.5).pvalue
-    assert found["p"] == pytest.approx(expected, rel=1e-12)
-    assert (found["examples"], found["test"]) == (60, "McNemar")
-    assert (found["other_value"], found["value"]) == pytest.approx(tuple(np.mean(BINARY, axis=1)))
-    assert found["difference"] == pytest.approx(found["value"] - found["other_value"])
-    assert found["difference_low"] < found["difference"] < found["difference_high"]
+    assert score_row["p"] == pytest.approx(expected, rel=1e-12)
+    assert (score_row["examples"], score_row["test"]) == (60, "McNemar")
+    assert (score_row["other_value"], score_row["value"]) == pytest.approx(
+        tuple(np.mean(BINARY, axis=1))
+    )
+    assert score_row["difference"] == pytest.approx(score_row["value"] - score_row["other_value"])
+    assert score_row["difference_low"] < score_row["difference"] < score_row["difference_high"]
 
 
 def test_other_scores_have_a_permutation_test_and_no_changed_answers(tmp_path):
     values = RANDOM.normal(size=30)
-    found = row(tmp_path, values.tolist(), (values + 1).tolist())
-    assert (found["test"], found["p"]) == ("permutation", 1e-4)
-    assert found["to_right"] is found["changed"] is None
+    score_row = row(tmp_path, values.tolist(), (values + 1).tolist())
+    assert (score_row["test"], score_row["p"]) == ("permutation", 1e-4)
+    assert score_row["to_right"] is score_row["changed"] is None
 
 
 def test_equal_scores_have_no_test_and_one_document_no_interval(tmp_path):
-    found = row(tmp_path, [0.3, 0.5], [0.3, 0.5])
-    assert (found["verdict"], found["p"], found["test"]) == ("equal within rounding", None, None)
+    score_row = row(tmp_path, [0.3, 0.5], [0.3, 0.5])
+    assert (score_row["verdict"], score_row["p"], score_row["test"]) == (
+        "equal within rounding",
+        None,
+        None,
+    )
     assert row(tmp_path / "one", [0.0], [1.0])["difference_low"] is None
     configs = [{"model_dtype": f"torch.{dtype}"} for dtype in ("float32", "float32", "bfloat16")]
     a, b, c = (
-        evaluation(tmp_path, f"{i}", {"t": HALF}, config=own) for i, own in enumerate(configs)
+        evaluation(tmp_path, f"{i}", {"t": HALF}, config=run_config)
+        for i, run_config in enumerate(configs)
     )
     assert (rounding_of(a, b).dtype, rounding_of(a, c).dtype) == ("float32", None)
 
 
-ZEROS, ONES = samples_of(acc=[0.0] * 12), samples_of(acc=[1.0] * 12)
+ZEROS = samples_of(acc=[0.0] * 12)
+ONES = samples_of(acc=[1.0] * 12)
 HALF = samples_of(acc=[0.0, 1.0] * 6)
 
 
@@ -108,8 +120,8 @@ def test_all_rows_of_the_command_are_corrected_together(tmp_path):
     assert [score.p for score in scores] == pytest.approx([2 / 2**12, 1, 2 / 2**6, 1])
     assert [score.p_holm for score in scores] == pytest.approx(holm([score.p for score in scores]))
     assert [score.significant for score in scores] == [True, False, False, False]
-    alone = compare([a, b2]).scores[0]
-    assert alone.p_holm == pytest.approx(2 * alone.p)
+    corrected_alone = compare([a, b2]).scores[0]
+    assert corrected_alone.p_holm == pytest.approx(2 * corrected_alone.p)
 
 
 def test_what_differs_is_said(tmp_path):
@@ -141,11 +153,12 @@ def test_notes_of_one_pair_are_not_in_the_error_of_another(tmp_path):
     b2 = evaluation(tmp_path, "b2", {"u": samples_of(f1=[0.5] * 12)})
     with pytest.raises(ConfigError, match="a and b2 have no score in common") as error:
         compare([a, b1, b2])
-    assert "b1" not in str(error.value) and "0.4.12" not in str(error.value)
+    assert "b1" not in str(error.value)
+    assert "0.4.12" not in str(error.value)
 
 
 def test_a_score_whose_filter_is_missing_in_a_log_is_not_compared_and_it_is_said(tmp_path):
-    """Broken by a lookup of the filter's documents before the check that the log gives the score."""
+    """Broken by a lookup of the filter's documents before the check for the score."""
     strict = samples_of(filter="strict", acc=[1.0] * 12)
     scores = {"t": {"acc,none": 0.0, "acc,strict": 1.0}}
     a = evaluation(tmp_path, "a", {"t": [*ZEROS, *strict]}, scores=scores)
@@ -157,7 +170,8 @@ def test_a_score_whose_filter_is_missing_in_a_log_is_not_compared_and_it_is_said
 
 
 def test_the_content_is_plain_json(tmp_path):
-    a, b = evaluation(tmp_path, "a", {"t": ZEROS}), evaluation(tmp_path, "b", {"t": HALF})
+    a = evaluation(tmp_path, "a", {"t": ZEROS})
+    b = evaluation(tmp_path, "b", {"t": HALF})
     content = plain(compare([a, b]))
     assert json.loads(json.dumps(content, allow_nan=False)) == content
     [row] = content["scores"]
@@ -167,23 +181,23 @@ def test_the_content_is_plain_json(tmp_path):
 
 
 def rows_of(
-    tmp_path: Path, mine: list[Any], theirs: list[Any], *more: Any
+    tmp_path: Path, samples_a: list[Any], samples_b: list[Any], *groups: Any
 ) -> tuple[Any, list[str]]:
-    mine_more, theirs_more = more or ({}, {})
-    a = evaluation(tmp_path, "a", {"t": mine}, **mine_more)
-    b = evaluation(tmp_path, "b", {"t": theirs}, **theirs_more)
+    mine_more, theirs_more = groups or ({}, {})
+    a = evaluation(tmp_path, "a", {"t": samples_a}, **mine_more)
+    b = evaluation(tmp_path, "b", {"t": samples_b}, **theirs_more)
     partial = compare_task(a, b, "t")
     return partial.scores, partial.notes
 
 
 def test_every_metric_and_filter_of_both(tmp_path):
-    mine = samples_of("strict", acc=[1.0, 0.0], f1=[0.5, 0.25]) + samples_of(
+    samples_a = samples_of("strict", acc=[1.0, 0.0], f1=[0.5, 0.25]) + samples_of(
         "flexible", acc=[1.0, 1.0]
     )
-    theirs = samples_of("strict", acc=[1.0, 1.0]) + samples_of(
+    samples_b = samples_of("strict", acc=[1.0, 1.0]) + samples_of(
         "flexible", acc=[0.0, 1.0], em=[1.0, 1.0]
     )
-    rows, notes = rows_of(tmp_path, mine, theirs)
+    rows, notes = rows_of(tmp_path, samples_a, samples_b)
     expected = [("acc,strict", 0.5, 1), ("acc,flexible", 1, 0.5)]
     assert [(row.metric, row.baseline, row.value) for row in rows] == expected
     assert notes == [
@@ -194,39 +208,48 @@ def test_every_metric_and_filter_of_both(tmp_path):
 
 @pytest.mark.parametrize("named", (True, False), ids=("named", "by the metric"))
 def test_a_perplexity_is_lm_evals(tmp_path, named):
-    entry = {"metric": "word_perplexity"} | (
-        {"aggregation": "weighted_perplexity"} if named else {}
-    )
-    values = [[(-10.0, 5), (-7.0, 2), (-3.0, 4)], [(-11.0, 5), (-6.0, 2), (-3.5, 4)]]
-    scores = [weighted_perplexity(each) for each in values]
+    entry = {"metric": "word_perplexity"}
+    if named:
+        entry["aggregation"] = "weighted_perplexity"
+    values_a = [(-10.0, 5), (-7.0, 2), (-3.0, 4)]
+    values_b = [(-11.0, 5), (-6.0, 2), (-3.5, 4)]
+    score_a = weighted_perplexity(values_a)
+    score_b = weighted_perplexity(values_b)
     configs = {"t": {"metric_list": [entry]}}
-    more = [
-        {"scores": {"t": {"word_perplexity,none": score}}, "configs": configs} for score in scores
-    ]
-    [row], notes = rows_of(tmp_path, *(samples_of(word_perplexity=each) for each in values), *more)
-    assert (row.baseline, row.value) == pytest.approx(tuple(scores))
-    assert row.difference == pytest.approx(scores[1] - scores[0])
+    [row], notes = rows_of(
+        tmp_path,
+        samples_of(word_perplexity=values_a),
+        samples_of(word_perplexity=values_b),
+        {"scores": {"t": {"word_perplexity,none": score_a}}, "configs": configs},
+        {"scores": {"t": {"word_perplexity,none": score_b}}, "configs": configs},
+    )
+    assert row.baseline == pytest.approx(score_a)
+    assert row.value == pytest.approx(score_b)
+    assert row.difference == pytest.approx(score_b - score_a)
     assert not notes
 
 
 @pytest.mark.parametrize("judged", [True, False])
 def test_a_score_that_the_samples_do_not_give_is_not_compared(tmp_path, judged):
     """Another score than theirs, and no answer of the second evaluation that has a verdict."""
-    mine, theirs = samples_of(acc=[1.0, 0.0]), samples_of(acc=[1.0, 0.0])
-    for line in [] if judged else theirs:
+    samples_a = samples_of(acc=[1.0, 0.0])
+    samples_b = samples_of(acc=[1.0, 0.0])
+    for line in [] if judged else samples_b:
         del line["acc"]
         line["metrics"] = []
     scores = {"t": {"acc,none": 0.75 if judged else 0.5}}
-    rows, notes = rows_of(tmp_path, mine, theirs, {}, {"scores": scores})
-    assert not rows and notes[0].startswith("Not compared: acc,none of t, whose score")
+    rows, notes = rows_of(tmp_path, samples_a, samples_b, {}, {"scores": scores})
+    assert not rows
+    assert notes[0].startswith("Not compared: acc,none of t, whose score")
 
 
 def test_documents_without_a_value_are_left_out_of_both(tmp_path):
     """An answer that a judge has no verdict on has no metric."""
-    mine, theirs = samples_of(acc=[1.0, 0.0, 1.0, 0.0]), samples_of(acc=[0.0, 1.0, 1.0, 0.0])
-    del mine[0]["acc"]
-    mine[0]["metrics"] = []
-    [row], notes = rows_of(tmp_path, mine, theirs)
+    samples_a = samples_of(acc=[1.0, 0.0, 1.0, 0.0])
+    samples_b = samples_of(acc=[0.0, 1.0, 1.0, 0.0])
+    del samples_a[0]["acc"]
+    samples_a[0]["metrics"] = []
+    [row], notes = rows_of(tmp_path, samples_a, samples_b)
     assert (row.n, row.baseline, row.value) == (3, 1 / 3, 2 / 3)
     assert row.changed == (1, 0)
     assert notes == ["acc,none of t: 1 documents without a value are left out."]
@@ -237,28 +260,27 @@ MINE = {"t": samples_of(acc=[1.0, 0.0, 0.0, 1.0]), "u": samples_of(acc=[1.0, 0.0
 THEIRS = {"t": samples_of(acc=[1.0, 1.0, 1.0, 0.0]), "u": samples_of(acc=[1.0, 1.0])}
 
 
-def compared(tmp_path: Path, mine: float, theirs: float, **more: Any) -> Any:
+def compared(tmp_path: Path, score_a: float, score_b: float, **options: Any) -> Any:
     def score(value: float) -> dict[str, Any]:
         return {
             "scores": {"g": {"acc,none": value}},
             "groups": {"g": {"acc,none": value}},
             **TASKS,
-            **more,
+            **options,
         }
 
-    a, b = (
-        evaluation(tmp_path, "a", MINE, **score(mine)),
-        evaluation(tmp_path, "b", THEIRS, **score(theirs)),
-    )
+    a = evaluation(tmp_path, "a", MINE, **score(score_a))
+    b = evaluation(tmp_path, "b", THEIRS, **score(score_b))
     return compare([a, b])
 
 
 def test_a_mean_over_documents_is_one_sample_of_them(tmp_path):
-    found = compared(tmp_path, 3 / 6, 5 / 6)
-    assert [score.task for score in found.scores] == ["t", "u", "g"]
-    group = found.scores[-1]
+    comparison = compared(tmp_path, 3 / 6, 5 / 6)
+    assert [score.task for score in comparison.scores] == ["t", "u", "g"]
+    group = comparison.scores[-1]
     assert (group.n, group.baseline, group.value) == (6, 0.5, 5 / 6)
-    assert group.changed == (3, 1) and group.comparison not in found.changed
+    assert group.changed == (3, 1)
+    assert group.comparison not in comparison.changed
 
 
 def test_tasks_without_the_filter_are_no_part_of_the_group(tmp_path):
@@ -268,75 +290,78 @@ def test_tasks_without_the_filter_are_no_part_of_the_group(tmp_path):
         evaluation(tmp_path, key, log, scores=scores, groups=scores, **TASKS)
         for key, log in zip("ab", logs, strict=True)
     )
-    found = compare([a, b])
-    assert [(score.task, score.metric, score.n) for score in found.scores[2:]] == [
+    comparison = compare([a, b])
+    assert [(score.task, score.metric, score.n) for score in comparison.scores[2:]] == [
         ("g", "acc,again", 2)
     ]
-    assert not found.notes
+    assert not comparison.notes
 
 
 def test_a_mean_of_tasks_is_left_out_and_said(tmp_path):
-    found = compared(tmp_path, 0.5, (0.75 + 1) / 2)
-    assert [score.task for score in found.scores] == ["t", "u"]
-    assert "Not compared: acc,none of the group g" in found.notes[-1]
+    comparison = compared(tmp_path, 0.5, (0.75 + 1) / 2)
+    assert [score.task for score in comparison.scores] == ["t", "u"]
+    assert "Not compared: acc,none of the group g" in comparison.notes[-1]
 
 
 def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path):
     lower = {task: {"acc": False} for task in "tu"}
     group = compared(tmp_path, 3 / 6, 5 / 6, higher_is_better=lower).scores[-1]
     assert (group.task, group.baseline, group.value) == ("g", 0.5, 5 / 6)
-    assert group.difference == pytest.approx(2 / 6) and group.changed == (1, 3)
+    assert group.difference == pytest.approx(2 / 6)
+    assert group.changed == (1, 3)
     low, high = group.difference_interval
     assert low < group.difference < high
 
 
 def pairs_of(
-    tmp_path: Path, mine: list[Any], theirs: list[Any], **more: Any
+    tmp_path: Path, samples_a: list[Any], samples_b: list[Any], **options: Any
 ) -> dict[str, list[Any]]:
-    a, b = evaluation(tmp_path, "a", {"t": mine}), evaluation(tmp_path, "b", {"t": theirs}, **more)
+    a = evaluation(tmp_path, "a", {"t": samples_a})
+    b = evaluation(tmp_path, "b", {"t": samples_b}, **options)
     return paired_examples(a, b, "t")
 
 
 def test_documents_are_paired_by_content_whatever_their_order_and_number(tmp_path):
-    mine = [sample(i, text=f"text {i}", acc=float(i)) for i in (3, 0, 2)]
-    theirs = [sample(10 + i, text=f"text {i}", acc=float(-i)) for i in (2, 3, 0)]
-    [(name, pairs)] = pairs_of(tmp_path, mine, theirs).items()
+    samples_a = [sample(i, text=f"text {i}", acc=float(i)) for i in (3, 0, 2)]
+    samples_b = [sample(10 + i, text=f"text {i}", acc=float(-i)) for i in (2, 3, 0)]
+    [(name, pairs)] = pairs_of(tmp_path, samples_a, samples_b).items()
     assert name == "none"
     expected = [(0, 0, 0), (2, 2, -2), (3, 3, -3)]
     assert [(x.document, x.values["acc"], y.values["acc"]) for x, y in pairs] == expected
 
 
 def test_equal_documents_are_paired_in_their_order(tmp_path):
-    mine = [sample(i, text="same", acc=float(i)) for i in range(3)]
-    pairs = pairs_of(tmp_path, mine, mine)["none"]
+    samples_a = [sample(i, text="same", acc=float(i)) for i in range(3)]
+    pairs = pairs_of(tmp_path, samples_a, samples_a)["none"]
     assert [(x.values["acc"], y.values["acc"]) for x, y in pairs] == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_each_filter_is_paired_on_its_own(tmp_path):
-    strict, flexible = samples_of("strict", acc=[0.0, 1.0]), samples_of("flexible", acc=[1.0, 1.0])
+    strict = samples_of("strict", acc=[0.0, 1.0])
+    flexible = samples_of("flexible", acc=[1.0, 1.0])
     pairs = pairs_of(tmp_path, strict + flexible, flexible + samples_of("other", acc=[0.0, 0.0]))
     assert list(pairs) == ["flexible"]
     assert [(x.filter, y.filter) for x, y in pairs["flexible"]] == [("flexible", "flexible")] * 2
 
 
 def test_other_documents_and_a_part_of_them_are_refused(tmp_path):
-    theirs = [sample(i, text="" if i < 3 else f"new {i}", acc=0.0) for i in range(9)]
-    for other, only in (
-        (theirs, "2 of 5 are only in a, 6 of 9"),
+    samples_b = [sample(i, text="" if i < 3 else f"new {i}", acc=0.0) for i in range(9)]
+    for other_samples, only in (
+        (samples_b, "2 of 5 are only in a, 6 of 9"),
         (samples_of(acc=[0.0] * 2), "3 of 5 .*0 of 2"),
     ):
         with pytest.raises(ConfigError, match=f"Other documents of t: {only} only in b"):
-            pairs_of(tmp_path, samples_of(acc=[0.0] * 5), other)
+            pairs_of(tmp_path, samples_of(acc=[0.0] * 5), other_samples)
 
 
 @pytest.mark.parametrize("what", ["prompt", "target"])
 def test_other_questions_are_refused(tmp_path, what):
-    theirs = samples_of(acc=[0.0] * 4)
-    for line in theirs[1:3]:
+    samples_b = samples_of(acc=[0.0] * 4)
+    for line in samples_b[1:3]:
         line[f"{what}_hash"] = "other"
-    told = r"(prompts|right answers) of t: 2 of 4 documents. The first is document 1"
-    with pytest.raises(ConfigError, match=told):
-        pairs_of(tmp_path, samples_of(acc=[0.0] * 4), theirs)
+    message = r"(prompts|right answers) of t: 2 of 4 documents. The first is document 1"
+    with pytest.raises(ConfigError, match=message):
+        pairs_of(tmp_path, samples_of(acc=[0.0] * 4), samples_b)
 
 
 LINES = samples_of(acc=[1.0, 0.0])
@@ -345,15 +370,15 @@ LINES = samples_of(acc=[1.0, 0.0])
 def test_a_result_of_lm_eval(tmp_path):
     better = {"t": {"acc": False}}
     arguments = {"model_args": {"pretrained": "/models/mine/", "dtype": "float32"}}
-    more = {"model_name": "/models/mine/", "higher_is_better": better, "config": arguments}
-    file = write_log(tmp_path, {"t": LINES}, **more)
-    found = read_evaluation("b", tmp_path)
-    assert (found.key, found.label, found.file) == ("b", "mine", file)
-    assert found.settings == "pretrained=/models/mine/,dtype=float32"
-    assert found.samples == {"t": list(map(Sample.of, LINES))}
-    assert found.results.scores("t")["acc,none"] == 0.5
-    assert found.results.better("t", "acc,none") is False
-    assert found.results.better("t", "f1,none") is None
+    settings = {"model_name": "/models/mine/", "higher_is_better": better, "config": arguments}
+    file = write_log(tmp_path, {"t": LINES}, **settings)
+    evaluation_read = read_evaluation("b", tmp_path)
+    assert (evaluation_read.key, evaluation_read.label, evaluation_read.file) == ("b", "mine", file)
+    assert evaluation_read.settings == "pretrained=/models/mine/,dtype=float32"
+    assert evaluation_read.samples == {"t": list(map(Sample.of, LINES))}
+    assert evaluation_read.results.scores("t")["acc,none"] == 0.5
+    assert evaluation_read.results.better("t", "acc,none") is False
+    assert evaluation_read.results.better("t", "f1,none") is None
 
 
 def test_a_run_of_this_package(tmp_path):
@@ -364,9 +389,12 @@ def test_a_run_of_this_package(tmp_path):
     block["overrides"] = ["method.n=8", "limit=2"]
     (tmp_path / "results.json").write_text(json.dumps(results | {"moe_lab": block}))
     (tmp_path / f"samples_t_{DATE}.jsonl").rename(tmp_path / "samples_t.jsonl")
-    found = read_evaluation("a", tmp_path)
-    assert (found.label, found.samples) == ("tiny-roe", {"t": list(map(Sample.of, LINES))})
-    assert found.settings == "method.n=8 limit=2"
+    evaluation_read = read_evaluation("a", tmp_path)
+    assert (evaluation_read.label, evaluation_read.samples) == (
+        "tiny-roe",
+        {"t": list(map(Sample.of, LINES))},
+    )
+    assert evaluation_read.settings == "method.n=8 limit=2"
 
 
 def test_a_summary_over_seeds_and_other_files_are_refused(tmp_path):
@@ -404,9 +432,9 @@ def test_a_file_and_the_folders_around_it_mean_the_same(tmp_path):
 def test_a_file_of_ones_own_name(tmp_path):
     """`--output_path mine.json` becomes mine_<date>.json."""
     file = write_log(tmp_path, ONE)
-    mine = file.rename(tmp_path / f"mine_{DATE}.json")
-    assert results_file("a", tmp_path) == mine
-    assert lm_eval_samples(mine, "t") == tmp_path / f"samples_t_{DATE}.jsonl"
+    renamed = file.rename(tmp_path / f"mine_{DATE}.json")
+    assert results_file("a", tmp_path) == renamed
+    assert lm_eval_samples(renamed, "t") == tmp_path / f"samples_t_{DATE}.jsonl"
 
 
 def test_the_newest_of_several_is_taken_and_said(tmp_path, capsys):
@@ -448,7 +476,8 @@ def test_one_document_has_a_page(tmp_path):
         for key, value in (("a", 0.0), ("b", 1.0))
     ]
     compared = moe_lab.compare(*files, output_dir=tmp_path / "out")
-    assert compared.page.is_file() and "<svg" not in compared.page.read_text()
+    assert compared.page.is_file()
+    assert "<svg" not in compared.page.read_text()
 
 
 @pytest.mark.parametrize("value", [None, "nine", [1.0, 0]])
@@ -490,7 +519,7 @@ def test_a_compressed_log_with_a_byte_order_mark_and_a_blank_line_is_read(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "given",
+    "credentials",
     [
         "pretrained=x,api_key=sk-123,base_url=https://me:sk-123@host/v1,add_bos_token=True",
         {
@@ -501,8 +530,8 @@ def test_a_compressed_log_with_a_byte_order_mark_and_a_blank_line_is_read(tmp_pa
         },
     ],
 )
-def test_credentials_of_others_are_not_repeated(tmp_path, given):
-    config = {"model": "local-completions", "model_args": given}
+def test_credentials_of_others_are_not_repeated(tmp_path, credentials):
+    config = {"model": "local-completions", "model_args": credentials}
     files = [
         write_log(tmp_path / key, {"t": samples_of(acc=[0.0, value])}, config=config)
         for key, value in (("a", 0.0), ("b", 1.0))
@@ -517,7 +546,10 @@ def test_credentials_of_others_are_not_repeated(tmp_path, given):
 
 
 def test_an_infinite_score_is_not_compared_and_it_is_said(tmp_path):
-    """lm-eval writes minus infinity for a log-likelihood of a token that cannot be; its mean is that, too."""
+    """lm-eval writes minus infinity for the log-likelihood of an impossible token.
+
+    The mean is minus infinity, too.
+    """
     values = {"a": [-1.0, -2.0, -3.0], "b": [-1.0, -math.inf, -3.0]}
     logs = [
         evaluation(tmp_path, key, {"t": samples_of(loglikelihood=lines, acc=[1.0, 0.0, 1.0])})

@@ -1,7 +1,7 @@
 """The requests of an evaluation, divided among processes.
 
-Broken by: a request that no process or two answer, choices of one question in two processes, a part that is much larger
-than the others.
+Broken by: a request that no process or two answer, choices of one question in two processes,
+a part that is much larger than the others.
 """
 
 import random
@@ -13,10 +13,10 @@ from moe_lab.engine.hf import Request
 from moe_lab.runs.evaluation.shared_lm import divide
 
 
-def request(kind: str, context: str, more: Any = None) -> Request:
+def request(kind: str, context: str, continuation: Any = None) -> Request:
     if kind == "loglikelihood_rolling":
         return Request((context,))
-    return Request((context, more))
+    return Request((context, continuation))
 
 
 def two_requests_of_each_context(kind: str, contexts: int) -> list[Request]:
@@ -60,7 +60,10 @@ def characters_of_trie(texts: list[str]) -> int:
 
 
 def test_scoring_is_divided_by_what_is_read():
-    """Subjects with long examples of their own, of which one would outweigh all questions if each question counted it."""
+    """Subjects with long few-shot examples.
+
+    One subject would outweigh all questions if each question counted its examples.
+    """
     examples_of = {"A": 50, "B": 0, "C": 3, "D": 20, "E": 8, "F": 0, "G": 15, "H": 5}
     texts = []
     for subject, examples in examples_of.items():
@@ -84,7 +87,8 @@ def test_scoring_is_divided_by_what_is_read():
 
 
 def test_generation_is_dealt_evenly():
-    """Short prompts with long answers, and the other way round: every process gets as many of both."""
+    """Short prompts with long answers, and long prompts with short ones: each
+    process gets equally many."""
     short = [f"Q{number}" for number in range(30)]
     long = [f"Passage {number}{' text' * 80}" for number in range(30)]
     requests = [request("generate_until", prompt, {}) for prompt in short + long]

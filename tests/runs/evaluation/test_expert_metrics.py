@@ -1,9 +1,9 @@
-"""`metrics=expert`: files, the same numbers however they come about, what is refused, and the accuracy of a model without an
-expert.
+"""`metrics=expert`: files, the same numbers however they come about, what is refused,
+and the accuracy of a model without an expert.
 
-Broken by: counts that are lost or doubled by an interruption, answers under a policy that are asked again, metrics that
-change a run's id or its answers, a method that routes otherwise, entropies in other units, a masked expert that still takes
-part.
+Broken by: counts that are lost or doubled by an interruption, answers under a policy that are asked
+again, metrics that change a run's id or its answers, a method that routes otherwise, entropies
+in other units, a masked expert that still takes part.
 """
 
 import json
@@ -37,13 +37,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def numbers(folder: Path) -> dict[str, Any]:
     """expert_metrics.json without what time and order change."""
-    found = json.loads((folder / "expert_metrics.json").read_text())
-    found["capacity"] = {which: without(one) for which, one in found["capacity"].items()}
-    return without(found) | {"specialization": without(found["specialization"])}
+    metrics = json.loads((folder / "expert_metrics.json").read_text())
+    metrics["capacity"] = {which: without(block) for which, block in metrics["capacity"].items()}
+    return without(metrics) | {"specialization": without(metrics["specialization"])}
 
 
-def without(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if key not in SPEED}
+def without(block: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in block.items() if key not in SPEED}
 
 
 TASKS = [("arc_easy", {}), ("addsub", {"gen_kwargs": {"max_gen_toks": 6}})]
@@ -56,8 +56,8 @@ def test_stored_and_interrupted_runs_get_the_same_metrics(
 ):
     pool = ModelPool()
     keys = keys | {"limit": 4}
-    wanted = config(tiny_olmoe_dir, data, tmp_path / "once", task, metrics="expert", **keys)
-    once = execute(prepare(wanted), pool)
+    whole_config = config(tiny_olmoe_dir, data, tmp_path / "once", task, metrics="expert", **keys)
+    once = execute(prepare(whole_config), pool)
     folder = once.path.parent
     expected = numbers(folder)
     assert expected["documents"] == 4
@@ -85,15 +85,15 @@ def test_stored_and_interrupted_runs_get_the_same_metrics(
     for name in ("responses.jsonl", "expert_metrics/capacity_most.jsonl"):
         lines = (torn / name).read_text().splitlines(keepends=True)
         (torn / name).write_text("".join(lines[: len(lines) // 2]))
-    again = config(tiny_olmoe_dir, data, tmp_path / "torn", task, metrics="expert", **keys)
-    again = execute(prepare(again), pool)
-    assert again.results["results"] == results
+    torn_run = config(tiny_olmoe_dir, data, tmp_path / "torn", task, metrics="expert", **keys)
+    torn_run = execute(prepare(torn_run), pool)
+    assert torn_run.results["results"] == results
     assert numbers(torn) == expected
     cost = json.loads((torn / "expert_metrics.json").read_text())["cost"]
     assert 0 < cost["asked_again"] < len(answers.splitlines())
 
     loads.clear()
-    assert execute(prepare(wanted), ModelPool()).stored
+    assert execute(prepare(whole_config), ModelPool()).stored
     assert loads == []
 
     # all answers stored, those under policies too: none is asked for again
@@ -101,48 +101,51 @@ def test_stored_and_interrupted_runs_get_the_same_metrics(
     monkeypatch.setattr(
         ResponseLog, "answer", lambda self, *args: pytest.fail(f"asked: {self.path}")
     )
-    execute(prepare(wanted), pool)
+    execute(prepare(whole_config), pool)
     assert (folder / "expert_metrics.json").exists()
 
 
 @pytest.mark.slow
 def test_the_command_writes_files_that_agree_with_each_other(tiny_olmoe_dir, tmp_path, capsys):
-    typed = [
+    overrides = [
         "method=base",
         "metrics=expert",
         f"model.path={tiny_olmoe_dir}",
         "task=toy_choice",
         "limit=5",
     ]
-    ended = run_command(capsys, *typed, f"output_dir={tmp_path}")
+    ended = run_command(capsys, *overrides, f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
     folder = ended.folders[-1]
-    found = json.loads((folder / "expert_metrics.json").read_text())
+    metrics = json.loads((folder / "expert_metrics.json").read_text())
     for text in ("Load Balance", "Collaboration", "Capacity", "Specialization"):
         assert text in ended.out
     counts = load_file(folder / "expert_metrics" / "counts.safetensors")
     for phase in ("prefill", "decode"):
-        selections, pairs = counts[f"selections.{phase}"], counts[f"pairs.{phase}"]
-        assert (selections.sum(axis=-1) == found["tokens"][phase] * np.array(found["top_k"])).all()
+        selections = counts[f"selections.{phase}"]
+        pairs = counts[f"pairs.{phase}"]
+        assert (
+            selections.sum(axis=-1) == metrics["tokens"][phase] * np.array(metrics["top_k"])
+        ).all()
         assert (pairs == pairs.swapaxes(-1, -2)).all()
         assert (np.diagonal(pairs, axis1=-2, axis2=-1) == 0).all()
     together = sum(counts[f"selections.{phase}"] for phase in ("prefill", "decode"))
     share = together / together.sum(axis=-1, keepdims=True)
     bits = -(share * np.log2(np.where(share > 0, share, 1))).sum(axis=-1)
-    assert found["load_balance"]["all"]["counted"] == pytest.approx(bits.mean())
-    assert found["capacity"]["least"]["masked"] == together.argmin(axis=-1).tolist()
-    assert found["capacity"]["most"]["masked"] == together.argmax(axis=-1).tolist()
-    loss = found["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"]
+    assert metrics["load_balance"]["all"]["counted"] == pytest.approx(bits.mean())
+    assert metrics["capacity"]["least"]["masked"] == together.argmin(axis=-1).tolist()
+    assert metrics["capacity"]["most"]["masked"] == together.argmax(axis=-1).tolist()
+    loss = metrics["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"]
     assert loss["difference"] == pytest.approx(loss["base"] - loss["changed"])
     scores = json.loads((folder / "results.json").read_text())["results"]["toy_choice"]
     assert loss["base"] == scores["acc,none"]
-    assert "To run: 0" in run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
+    assert "To run: 0" in run_command(capsys, *overrides, f"output_dir={tmp_path}", "mode=plan").out
     (folder / "expert_metrics.json").unlink()
-    plan = run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
+    plan = run_command(capsys, *overrides, f"output_dir={tmp_path}", "mode=plan").out
     assert "metrics missing" in plan
     assert "To run: 1" in plan
-    assert run_command(capsys, *typed, f"output_dir={tmp_path}").out == ended.out
-    reported = run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=report")
+    assert run_command(capsys, *overrides, f"output_dir={tmp_path}").out == ended.out
+    reported = run_command(capsys, *overrides, f"output_dir={tmp_path}", "mode=report")
     assert reported.out == ended.out
 
 
@@ -150,18 +153,23 @@ def test_the_command_writes_files_that_agree_with_each_other(tiny_olmoe_dir, tmp
 def test_several_tasks_have_their_documents_together_too(tiny_olmoe_dir, data, tmp_path):
     from moe_lab.config.schema import TaskConfig
 
-    both = TaskConfig(name=["addsub", "svamp"])
+    both_tasks = TaskConfig(name=["addsub", "svamp"])
     shutil.copytree(data / "addsub", data / "svamp", dirs_exist_ok=True)
-    keys = {"task_config": both, "metrics": "expert", "limit": 3, "gen_kwargs": {"max_gen_toks": 3}}
-    wanted = config(tiny_olmoe_dir, data, tmp_path, **keys)
-    run = execute(prepare(wanted), ModelPool()).run
+    keys = {
+        "task_config": both_tasks,
+        "metrics": "expert",
+        "limit": 3,
+        "gen_kwargs": {"max_gen_toks": 3},
+    }
+    both_config = config(tiny_olmoe_dir, data, tmp_path, **keys)
+    run = execute(prepare(both_config), ModelPool()).run
     tasks = numbers(run.folder)["specialization"]["tasks"]
-    counts = {name: one["exact_match,numeric"]["n"] for name, one in tasks.items()}
+    counts = {name: score["exact_match,numeric"]["n"] for name, score in tasks.items()}
     assert counts == {"addsub": 3, "svamp": 3, "all": 6}
 
 
 @pytest.mark.parametrize(
-    ("typed", "named"),
+    ("overrides", "named"),
     [
         (
             ["method=roe"],
@@ -178,9 +186,9 @@ def test_several_tasks_have_their_documents_together_too(tiny_olmoe_dir, data, t
     ],
 )
 def test_what_has_no_expert_metrics_is_refused_before_weights_load(
-    typed, named, tmp_path, capsys, loads
+    overrides, named, tmp_path, capsys, loads
 ):
-    ended = run_command(capsys, "metrics=expert", *typed, f"output_dir={tmp_path / 'out'}")
+    ended = run_command(capsys, "metrics=expert", *overrides, f"output_dir={tmp_path / 'out'}")
     assert ended.code == 2
     assert named in ended.err
     assert loads == []
@@ -192,6 +200,15 @@ TRAINED += ["method.max_steps=2", "method.dataset_size=8"]
 TRAINED += ["method.compare_with_full=false", "method.validation_size=2"]
 
 
+def load_balance_of(metrics: dict[str, Any]) -> float:
+    return metrics["load_balance"]["all"]["value"]
+
+
+def largest_loss_of(metrics: dict[str, Any]) -> float:
+    """The accuracy that is lost without the most important expert."""
+    return metrics["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"]["difference"]
+
+
 @pytest.mark.slow
 def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch):
     keys = [*TRAINED, "method.learning_rate=0.02", f"output_dir={tmp_path}"]
@@ -201,37 +218,37 @@ def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch
     ended = run_command(capsys, *keys, "metrics=expert")  # both are stored without metrics
     assert ended.code == 0, ended.err
     folder = ended.folders[-1]
-    found, before = (
-        json.loads((place / "expert_metrics.json").read_text()) for place in (folder, base)
-    )
-    assert found["cost"]["asked_again"] > 0 and before["cost"]["asked_again"] > 0
-    assert found["load_balance"]["all"]["value"] != before["load_balance"]["all"]["value"]
-    assert found["baseline"]["run_id"] == before["run_id"] and "baseline" not in before
+    after = json.loads((folder / "expert_metrics.json").read_text())
+    before = json.loads((base / "expert_metrics.json").read_text())
+    assert after["cost"]["asked_again"] > 0
+    assert before["cost"]["asked_again"] > 0
+    assert load_balance_of(after) != load_balance_of(before)
+    assert after["baseline"]["run_id"] == before["run_id"]
+    assert "baseline" not in before
     for metric in ("load_balance", "collaboration", "capacity", "specialization"):
-        assert found["baseline"][metric] == before[metric]
+        assert after["baseline"][metric] == before[metric]
     assert before["differences"] == {}
-    losses = [
-        each["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"] for each in (found, before)
-    ]
-    values = {
-        "load_balance/all": [each["load_balance"]["all"]["value"] for each in (found, before)],
-        "capacity/most/tasks/toy_choice/acc,none": [loss["difference"] for loss in losses],
-    }
-    for path, (after, untrained) in values.items():
-        stored = found["differences"]["baseline"][path]["difference"]
-        assert stored == pytest.approx(after - untrained, abs=1e-9), path
-    shown = [line.split()[0] for line in ended.out.splitlines() if "Load Balance," in line]
-    assert [name == "base" for name in shown] == [True, True, False, False], "before, then after"
+    differences = after["differences"]["baseline"]
+    assert differences["load_balance/all"]["difference"] == pytest.approx(
+        load_balance_of(after) - load_balance_of(before), abs=1e-9
+    )
+    assert differences["capacity/most/tasks/toy_choice/acc,none"]["difference"] == pytest.approx(
+        largest_loss_of(after) - largest_loss_of(before), abs=1e-9
+    )
+    balance_lines = [line.split()[0] for line in ended.out.splitlines() if "Load Balance," in line]
+    assert [name == "base" for name in balance_lines] == [True, True, False, False], (
+        "before, then after"
+    )
 
     # the same numbers as those of the trained folder by itself
     block = json.loads((folder / "results.json").read_text())["moe_lab"]
     model = tmp_path / "models" / block["finetune_freeze"]["model"] / "model"
     keys_alone = ["method=base", "metrics=expert", f"model.path={model}", *TRAINED[1:3]]
-    alone = run_command(capsys, *keys_alone, f"output_dir={tmp_path / 'alone'}")
-    own = numbers(alone.folders[-1])
-    mine = numbers(folder)
+    ended_alone = run_command(capsys, *keys_alone, f"output_dir={tmp_path / 'alone'}")
+    own_metrics = numbers(ended_alone.folders[-1])
+    tuned_metrics = numbers(folder)
     for key in ("load_balance", "collaboration", "capacity", "specialization", "tokens"):
-        assert mine[key] == own[key]
+        assert tuned_metrics[key] == own_metrics[key]
 
     # whichever of the two is missing is made; nothing is trained or evaluated otherwise
     monkeypatch.setattr(training, "finetune", None)
@@ -239,7 +256,8 @@ def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch
     (base / "expert_metrics.json").unlink()
     assert "To run: 1" in run_command(capsys, *keys, "metrics=expert", "mode=plan").out
     assert run_command(capsys, *keys, "metrics=expert").out == ended.out
-    assert numbers(folder) == mine and numbers(base) == of_base
+    assert numbers(folder) == tuned_metrics
+    assert numbers(base) == of_base
 
 
 # A model without an expert
@@ -258,11 +276,14 @@ def test_capacity_is_what_a_model_without_that_expert_loses(family, tokenizer, t
     model = make_model(family)
     write_jsonl(tmp_path / "data" / "arc_easy" / "test.jsonl", choices(10))
     folder = run(model, tokenizer, tmp_path, metrics="expert").path.parent
-    found = json.loads((folder / "expert_metrics.json").read_text())
-    for capacity in found["capacity"].values():
+    metrics = json.loads((folder / "expert_metrics.json").read_text())
+    for capacity in metrics["capacity"].values():
         loss = capacity["tasks"]["arc_easy"]["acc,none"]
         models = (model, without_experts(model, family, capacity["masked"]))
-        scores = [run(each, tokenizer, tmp_path).results["results"]["arc_easy"] for each in models]
-        base, edited = (each["acc,none"] for each in scores)
+        scores = [
+            run(edited_model, tokenizer, tmp_path).results["results"]["arc_easy"]
+            for edited_model in models
+        ]
+        base, edited = (edited_model["acc,none"] for edited_model in scores)
         assert (loss["base"], loss["changed"]) == (base, edited)
         assert loss["difference"] == pytest.approx(base - edited)

@@ -1,7 +1,7 @@
 """The LMs that lm-eval calls: stored answers, and answers of several processes.
 
-Broken by: an answer that is asked twice or given to another question, a chat prompt that needs weights, a cost that is
-counted twice, a kill that loses what was answered.
+Broken by: an answer that is asked twice or given to another question, a chat prompt that needs
+weights, a cost that is counted twice, a kill that loses what was answered.
 """
 
 from collections import Counter
@@ -25,7 +25,8 @@ from moe_lab.runs.evaluation.shared_lm import SharedLM
 
 
 class StubLM:
-    """Answers in reverse order with what it was asked; a request costs its length and an answer's end 1."""
+    """Answers its requests in reverse order; a request costs its length,
+    and the end of an answer 1."""
 
     device = None
 
@@ -70,7 +71,7 @@ def instance(kind: str, *arguments: Any) -> Instance:
 
 
 def ask(lm: RecordedLM, *texts: str, repeats: int = 1) -> list[Any]:
-    """lm-eval lists an Instance once per repeat; two documents with one prompt are two Instances."""
+    """lm-eval lists an Instance per repeat; two documents with one prompt are two Instances."""
     instances: list[Instance] = []
     for text in texts:
         instances += [instance("generate_until", text, {})] * repeats

@@ -1,7 +1,8 @@
 """Models that reason before they answer (`model.think_end_token`).
 
-Broken by: choices that are scored before the final channel, a reply whose reasoning is graded, a reply that is cut by a
-task's own number of tokens, a run without a chat template or of another model that changes.
+Broken by: choices that are scored before the final channel, a reply whose reasoning is graded,
+a reply that is cut by a task's own number of tokens, a run without a chat template
+or of another model that changes.
 """
 
 import json
@@ -53,35 +54,40 @@ def config(
     model: Path, data: Path, task: str = "gsm8k", preset: Any = PRESET, **keys: Any
 ) -> Config:
     keys = {"num_fewshot": 1, "apply_chat_template": True, **keys}
-    own = ModelConfig(name="gpt-oss", path=str(model), **preset)
+    model_config = ModelConfig(name="gpt-oss", path=str(model), **preset)
     places = {"data_dir": str(data), "output_dir": str(data / "outputs"), "offline": True}
     return Config(
-        model=own, method=get_method("base").Config(), task=TaskConfig(name=task), **places, **keys
+        model=model_config,
+        method=get_method("base").Config(),
+        task=TaskConfig(name=task),
+        **places,
+        **keys,
     )
 
 
-def asked(given: Config) -> tuple[Any, list[list[Any]]]:
+def asked(run_config: Config) -> tuple[Any, list[list[Any]]]:
     """The task and the requests of its documents."""
-    task = load_tasks(given)["tasks"][given.task.name]
-    framing = Framing(harmony_tokenizer, given.apply_chat_template)
-    return task, build_requests(given, task, framing)
+    task = load_tasks(run_config)["tasks"][run_config.task.name]
+    framing = Framing(harmony_tokenizer, run_config.apply_chat_template)
+    return task, build_requests(run_config, task, framing)
 
 
 @pytest.mark.parametrize("task", ["arc_easy", "winogrande"])
 def test_choices_stand_after_the_header_of_the_final_channel(model, data, task):
     _, documents = asked(config(model, data, task, num_fewshot=0))
     _, without = asked(config(model, data, task, {}, num_fewshot=0))
-    for own, plain in zip(documents, without, strict=True):
-        for instance, before in zip(own, plain, strict=True):
+    for with_header, plain in zip(documents, without, strict=True):
+        for instance, before in zip(with_header, plain, strict=True):
             assert instance.args == (before.args[0] + FINAL, before.args[1])
             assert before.args[0].endswith(OPEN)
 
 
 def test_a_worked_answer_is_scored_in_the_final_channel(model, data):
-    given = config(model, data)
-    task, documents = asked(given)
-    prompt, answer = right_request(given, task, documents[0])
-    assert prompt.endswith(f"<|end|>{OPEN}{FINAL}") and answer.endswith("#### 2")
+    run_config = config(model, data)
+    task, documents = asked(run_config)
+    prompt, answer = right_request(run_config, task, documents[0])
+    assert prompt.endswith(f"<|end|>{OPEN}{FINAL}")
+    assert answer.endswith("#### 2")
     assert documents[0][0].args[0].endswith(f"<|end|>{OPEN}"), (
         "a generated reply begins with its reasoning"
     )
@@ -104,7 +110,8 @@ def test_a_reply_may_have_as_many_tokens_as_the_model_and_the_task_need(model, d
     assert of_small_preset["max_gen_toks"] == 256, "lm-eval's own number"
 
     for plain in (settings(apply_chat_template=False), settings(preset={})):
-        assert THINK_END not in plain and "max_gen_toks" not in plain
+        assert THINK_END not in plain
+        assert "max_gen_toks" not in plain
 
 
 def test_an_answer_that_the_task_begins_has_no_reasoning(model, tmp_path):
@@ -117,15 +124,16 @@ def test_an_answer_that_the_task_begins_has_no_reasoning(model, tmp_path):
     yaml |= {"doc_to_text": "question", "doc_to_target": "answer", "gen_prefix": "It is"}
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "begun.yaml").write_text(json.dumps(yaml))
-    given = config(model, tmp_path, "begun", num_fewshot=0)
-    given.task.include_path = str(tmp_path / "tasks")
-    _, [[instance]] = asked(given)
+    run_config = config(model, tmp_path, "begun", num_fewshot=0)
+    run_config.task.include_path = str(tmp_path / "tasks")
+    _, [[instance]] = asked(run_config)
     prompt, settings = instance.args
-    assert prompt.endswith(f"{OPEN}{FINAL}It is") and THINK_END not in settings
+    assert prompt.endswith(f"{OPEN}{FINAL}It is")
+    assert THINK_END not in settings
 
 
-def run_id(given: Config) -> str:
-    return prepare(replace(given, baseline=False)).run_id
+def run_id(run_config: Config) -> str:
+    return prepare(replace(run_config, baseline=False)).run_id
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "arc_easy"])
@@ -157,13 +165,27 @@ def test_answers_after_reasoning_are_no_references_of_c3po(model, data):
     ids=["whole reply", "cut in the reasoning"],
 )
 def test_the_final_channel_is_graded(model, data, tmp_path, capsys, monkeypatch, right, new_tokens):
-    """Document 0 asks for 0 + 2. lm-eval's `strict-match` would find the reasoning's `#### 3` first."""
+    """Document 0 asks for 0 + 2.
+
+    lm-eval's `strict-match` would find the reasoning's `#### 3` first.
+    """
     answer_with(monkeypatch, reply("Question: 0 + 2?\n#### 3\n\nQuestion: no", "It is\n#### 2"))
     ended = run_command(
-        capsys, "method=roe", "method.n=2", "method.temperature=0.5", "model=gpt-oss", f"model.path={model}",
-        "task=gsm8k", f"data_dir={data}", "num_fewshot=1", "samples=[0]", "apply_chat_template=true", "device=cpu",
-        f"gen_kwargs=max_gen_toks={new_tokens}", f"output_dir={tmp_path}",
-    )  # fmt: skip
+        capsys,
+        "method=roe",
+        "method.n=2",
+        "method.temperature=0.5",
+        "model=gpt-oss",
+        f"model.path={model}",
+        "task=gsm8k",
+        f"data_dir={data}",
+        "num_fewshot=1",
+        "samples=[0]",
+        "apply_chat_template=true",
+        "device=cpu",
+        f"gen_kwargs=max_gen_toks={new_tokens}",
+        f"output_dir={tmp_path}",
+    )
     assert ended.code == 0, ended.err
     result = read_run(ended.folders[-1])
     assert result is not None

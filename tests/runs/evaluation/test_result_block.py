@@ -1,5 +1,5 @@
-"""Breaks if a stored difference has the other sign or is over other documents than both runs have, if a cost is counted
-from the wrong moment, or if energy is invented where none can be read."""
+"""Breaks if a stored difference has the other sign or is over other documents than both runs have,
+if a cost is counted from the wrong moment, or if energy is invented where none can be read."""
 
 import sys
 from types import SimpleNamespace
@@ -31,7 +31,9 @@ class Task:
         return {"acc": True, "flagged": False, "bleu": True, "word_perplexity": False}
 
 
-def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline") -> dict[str, Any]:
+def stored(
+    results_a: dict[str, Any], results_b: dict[str, Any], name: str = "baseline"
+) -> dict[str, Any]:
     """The block of a run with these values of each metric, compared with a run of those."""
     of_run = {
         "run_id": "mine",
@@ -42,29 +44,36 @@ def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline")
     }
     config = Config(method=RoE.Config(), task=TaskConfig(name="t"))
     method = SimpleNamespace(
-        random=False, reports_changed_answers=True, report=lambda *told: {"roe": {}}
+        random=False, reports_changed_answers=True, report=lambda *arguments: {"roe": {}}
     )
     run: Any = SimpleNamespace(**of_run, facts=facts(), config=config, method=method)
-    samples = {"t": list(map(Sample.of, samples_of(**theirs)))}
-    other = StoredScores(run_id="theirs", results={"t": {}}, samples=samples, rounding=None)
-    scores = {f"{key},none": 0.0 for key in mine}
-    evaluated = Evaluated({"results": {"t": scores}}, {"t": samples_of(**mine)}, [])
+    samples = {"t": list(map(Sample.of, samples_of(**results_b)))}
+    compared_scores = StoredScores(
+        run_id="theirs", results={"t": {}}, samples=samples, rounding=None
+    )
+    scores = {f"{key},none": 0.0 for key in results_a}
+    evaluated = Evaluated({"results": {"t": scores}}, {"t": samples_of(**results_a)}, [])
     log: Any = SimpleNamespace(cost={}, environment={}, session_info={})
-    block = plain(run_block(run, evaluated, log, {name: other}, {}))
+    block = plain(run_block(run, evaluated, log, {name: compared_scores}, {}))
     assert isinstance(block, dict)
     return block
 
 
 @pytest.mark.parametrize(("metric", "to_right"), [("acc", 3), ("flagged", 1)])
 def test_a_difference_is_this_run_minus_the_other_of_the_documents_of_both(metric, to_right):
-    """Three documents go from 0 to 1 and one from 1 to 0: better for an accuracy, worse where 1 is a flagged answer."""
+    """Three documents go from 0 to 1 and one from 1 to 0.
+
+    This is better for an accuracy, and worse where 1 is a flagged answer.
+    """
     block = stored({metric: [1.0, 1, 1, 0, 1, 0]}, {metric: [0.0, 0, 0, 1, 1, 0]})
     paired = block["paired"]["t"][f"{metric},none"]
-    assert paired["n"] == 6 and paired["difference"] == pytest.approx(1 / 3)
+    assert paired["n"] == 6
+    assert paired["difference"] == pytest.approx(1 / 3)
     assert (paired["to_right"], paired["to_wrong"]) == (to_right, 4 - to_right)
     assert block["roe"] == {"flipped_to_right": to_right, "flipped_to_wrong": 4 - to_right}
     low, high = paired["ci95"]
-    assert low < 1 / 3 < high and high - 1 / 3 < 1
+    assert low < 1 / 3 < high
+    assert high - 1 / 3 < 1
     block = stored({"acc": [1.0, 1, 0]}, {"acc": [0.0]})
     assert block["paired"]["t"]["acc,none"]["n"] == 1
     assert block["paired"]["t"]["acc,none"]["difference"] == 1
@@ -74,27 +83,25 @@ def test_a_difference_is_this_run_minus_the_other_of_the_documents_of_both(metri
 def test_the_sign_is_the_same_for_other_scores_and_other_runs(name):
     bleu = [10.0 + number % 3 for number in range(20)]
     logs = [(-9.0 - number % 3, 5) for number in range(20)]
-    mine = {"bleu": bleu, "word_perplexity": logs}
-    theirs = {
+    results_a = {"bleu": bleu, "word_perplexity": logs}
+    results_b = {
         "bleu": [value - 2 for value in bleu],
         "word_perplexity": [(log - 5, n) for log, n in logs],
     }
-    block = stored(mine, theirs, name)
+    block = stored(results_a, results_b, name)
     paired = (block if name == "baseline" else block["compared"][name])["paired"]["t"]
-    assert (
-        paired["bleu,none"]["difference"] == pytest.approx(2) and paired["bleu,none"]["ci95"][0] > 0
-    )
-    assert (
-        paired["word_perplexity,none"]["difference"] < 0
-        and paired["word_perplexity,none"]["ci95"][1] < 0
-    )
+    assert paired["bleu,none"]["difference"] == pytest.approx(2)
+    assert paired["bleu,none"]["ci95"][0] > 0
+    assert paired["word_perplexity,none"]["difference"] < 0
+    assert paired["word_perplexity,none"]["ci95"][1] < 0
 
 
 # The cost
 
 
 def test_working_memory_is_what_answering_added():
-    """Broken by memory that an earlier run freed and the process still holds, and by counting the model."""
+    """Broken by memory that an earlier run freed and the process still holds,
+    and by counting the model."""
     held = [bytearray(b"x" * 2**20) for _ in range(64)]
     model: Any = SimpleNamespace(cost={}, device=SimpleNamespace(type="cpu"))
     freed = [bytes(60_000) + bytes([index % 256]) for index in range(3000)]

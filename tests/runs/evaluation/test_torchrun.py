@@ -1,8 +1,8 @@
-"""The command `run` in several processes, as torchrun starts them. (Its own processes, which import everything anew, are in
-tests/methods/finetune_freeze/test_processes.py.)
+"""The command `run` in several processes, as torchrun starts them. (Its own processes, which import
+everything anew, are in tests/methods/finetune_freeze/test_processes.py.)
 
-Broken by: numbers that depend on the number of processes, two processes that write, a kill that loses what was answered, a
-follower that waits for ever.
+Broken by: numbers that depend on the number of processes, two processes that write, a kill
+that loses what was answered, a follower that waits for ever.
 """
 
 import json
@@ -77,7 +77,10 @@ def assert_equal_answers(answers: dict[str, Any], expected_answers: dict[str, An
 
 
 def killed_after_three_answers(arguments: list[str]) -> int:
-    """The command, of which process 0 is killed when it has stored three answers of RoE, and the others all of theirs."""
+    """The command with process 0 killed after it has stored three answers of RoE.
+
+    The other processes have stored all of theirs.
+    """
     store_answer = ResponseLog.answer
     is_first_process = os.environ["RANK"] == "0"
 

@@ -1,8 +1,9 @@
-"""From an experiment to its figure, and the latency and memory of Figure 5: exactly so many tokens, settings in turns, and a
-stored measurement that is used again.
+"""From an experiment to its figure, and the latency and memory of Figure 5: exactly so many tokens,
+settings in turns, and a stored measurement that is used again.
 
-Broken by a study drawn twice, a size whose interval is upside down, presets that leave the paper's Table 1, a report that
-measures, an end token that ends a measurement early, settings timed one after the other, a key that leaves out what matters.
+Broken by a study drawn twice, a size whose interval is upside down, presets that leave the paper's
+Table 1, a report that measures, an end token that ends a measurement early, settings timed one
+after the other, a key that leaves out what matters.
 """
 
 import math
@@ -39,7 +40,8 @@ from tests.support.stored_traces import traced_run
 
 def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
     config = Config(method=get_method("roe").Config())
-    results, studies = [results_of(**changes)] if changes else [], [study] if study else []
+    results = [results_of(**changes)] if changes else []
+    studies = [study] if study else []
     return TableCell(coordinates={}, run_id="r", results=results, studies=studies, config=config)
 
 
@@ -52,7 +54,8 @@ def test_every_kind_of_figure_can_be_drawn():
 def test_an_experiment_leaves_a_picture_beside_its_table(name, tmp_path):
     study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
     cell = replace(cell_of(study), results=[traced_run(tmp_path / "b", ["BA"])])
-    experiment, folder = find_experiments(name)[0], tmp_path / "tables"
+    experiment = find_experiments(name)[0]
+    folder = tmp_path / "tables"
     paths = make_figure(experiment, "tiny", [cell], ModelPool(), folder, NO_COMPARISONS)
     stem = f"{name.replace('/', '-')}-tiny-{experiment.figure}"
     assert [path.name for path in paths] == [f"{stem}.png", f"{stem}.csv"]
@@ -82,12 +85,12 @@ STORED = {
 
 
 def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def cost_measurement(
         config: Config, models: ModelPool, ratio: float, *, compute: bool
     ) -> dict[str, Any]:
-        asked.append(
+        requests.append(
             (config.method.n, config.method.temperature, config.batch_size, ratio, compute)
         )
         return STORED
@@ -99,11 +102,15 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     assert ratios == pytest.approx(expected)
     assert row["size_ratio_low"] < 1 < row["size_ratio"] < row["size_ratio_high"]
     assert row["calibrated_size_ratio"] is None
-    assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
+    assert requests == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
-    monkeypatch.setattr(
-        equivalent, "cost_measurement", lambda *_, compute: STORED if compute else None
-    )
+
+    def nothing_stored(*_: Any, compute: bool) -> Any:
+        if compute:
+            return STORED
+        return None
+
+    monkeypatch.setattr(equivalent, "cost_measurement", nothing_stored)
     assert equivalent.equivalent_rows([cell_of(**PERPLEXITY)], ModelPool(), compute=False) == []
     compared = {"calibration": {"run_id": "c", "results": {"t": {"acc,none": 9.5}}}}
     (row,) = equivalent.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
@@ -139,7 +146,8 @@ def test_a_logger_gets_numbers_and_pictures_only(monkeypatch, capsys, tmp_path):
         ended = run_command(
             capsys, "experiment=roe/table1", f"mode={mode}", f"output_dir={tmp_path}"
         )
-        assert ended.code == 0 and "roe-table1-tiny.md" in ended.out
+        assert ended.code == 0
+        assert "roe-table1-tiny.md" in ended.out
     assert [path.name for path in logged] == ["roe-table1-tiny.csv"] * 2
 
 
@@ -193,28 +201,32 @@ def opened(model, tokenizer, order: list[str], name: str):
 def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer):
     order: list[str] = []
     settings = {name: opened(olmoe, tokenizer, order, name) for name in ("a", "b")}
-    found = measure_in_turns(settings, new_tokens=4, repetitions=2)
+    measured = measure_in_turns(settings, new_tokens=4, repetitions=2)
     assert order == ["a", "b"] * 3
     size = sum(p.numel() * 4 for p in olmoe.parameters())
-    assert size <= found["a"]["memory_bytes"] < size + 200 * 2**20
-    assert found["a"]["seconds"] > 0
+    assert size <= measured["a"]["memory_bytes"] < size + 200 * 2**20
+    assert measured["a"]["seconds"] > 0
 
 
 def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
     seconds = iter([100.0, 3.0, 1.0, 2.0])
-    monkeypatch.setattr(
-        timing,
-        "_generate_once",
-        lambda lm, count: TimedGeneration(one := next(seconds), int(one) + 5),
-    )
-    found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
-    assert found == {"seconds": 2.0, "memory_bytes": 8}
+
+    def generate_once(lm: Any, count: int) -> TimedGeneration:
+        duration = next(seconds)
+        return TimedGeneration(duration, int(duration) + 5)
+
+    monkeypatch.setattr(timing, "_generate_once", generate_once)
+    measured = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
+    assert measured == {"seconds": 2.0, "memory_bytes": 8}
 
 
 def test_an_end_token_does_not_end_a_measurement_and_a_shorter_answer_is_none(
     olmoe, tokenizer, monkeypatch
 ):
-    """Every token of the greedy answer is made an end token: all are suppressed, others are generated."""
+    """Every token of the greedy answer becomes an end token.
+
+    All of them are suppressed, and others are generated.
+    """
     monkeypatch.setattr(olmoe.generation_config, "eos_token_id", list(range(200)))
     setting = opened(olmoe, tokenizer, [], "a")
     measure_in_turns({"a": setting}, new_tokens=6, repetitions=1)
@@ -226,19 +238,23 @@ def test_an_end_token_does_not_end_a_measurement_and_a_shorter_answer_is_none(
 def test_another_depth_is_the_same_architecture(roe):
     loaded = ModelPool().get(roe)
     deeper = of_depth(loaded, 6)
-    own = non_embedding_parameters(loaded.model)
+    own_parameters = non_embedding_parameters(loaded.model)
     layer = sum(p.numel() for p in loaded.model.model.layers[0].parameters())
-    assert deeper.model.config.num_hidden_layers == 6 and loaded.model.config.num_hidden_layers == 4
-    assert non_embedding_parameters(deeper.model) == own + 2 * layer
+    assert deeper.model.config.num_hidden_layers == 6
+    assert loaded.model.config.num_hidden_layers == 4
+    assert non_embedding_parameters(deeper.model) == own_parameters + 2 * layer
     everything = sum(p.numel() for p in loaded.model.parameters())
-    assert everything - own == 2 * 300 * 48, "embedding and head are left out"
-    heads = [each.model.lm_head.weight for each in (deeper, of_depth(loaded, 6))]
+    assert everything - own_parameters == 2 * 300 * 48, "embedding and head are left out"
+    heads = [model.model.lm_head.weight for model in (deeper, of_depth(loaded, 6))]
     assert heads[0].equal(heads[1]), "a seed of its own"
 
 
 @pytest.mark.slow
 def test_each_setting_measures_its_own_model(roe, monkeypatch):
-    """The larger model is as deep as the ratio says, and alone: base and RoE are the model that was loaded."""
+    """The larger model is as deep as the ratio says, and is measured alone.
+
+    Base and RoE are the model that was loaded.
+    """
     layers: dict[str, int] = {}
     rows: dict[str, int] = {}
 
@@ -250,34 +266,39 @@ def test_each_setting_measures_its_own_model(roe, monkeypatch):
         return {name: {"seconds": 1.0, "memory_bytes": 1} for name in settings}
 
     monkeypatch.setattr(measurement, "measure_in_turns", look)
-    found = measurement.cost_measurement(roe, ModelPool(), 2.0)
-    assert layers == {"base": 4, "roe": 4, "equivalent": 8} and rows == {
+    cost = measurement.cost_measurement(roe, ModelPool(), 2.0)
+    assert layers == {"base": 4, "roe": 4, "equivalent": 8}
+    assert rows == {
         "base": 1,
         "roe": 3,
         "equivalent": 1,
     }
-    assert found is not None
-    assert found["equivalent_non_embedding_parameters"] > 1.9 * found["non_embedding_parameters"]
+    assert cost is not None
+    assert cost["equivalent_non_embedding_parameters"] > 1.9 * cost["non_embedding_parameters"]
 
 
 @pytest.mark.slow
 def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(roe, monkeypatch):
     monkeypatch.setattr(measurement, "NEW_TOKENS", 4)
     settings: list[int] = []
-    once = lambda each: settings.append(len(each)) or measure_in_turns(each, 4, 1)  # noqa: E731
-    monkeypatch.setattr(measurement, "measure_in_turns", once)
+
+    def measure_once(models_by_setting: Any) -> Any:
+        settings.append(len(models_by_setting))
+        return measure_in_turns(models_by_setting, 4, 1)
+
+    monkeypatch.setattr(measurement, "measure_in_turns", measure_once)
     models = ModelPool()
     assert measurement.cost_measurement(roe, models, 1.5, compute=False) is None
     first = measurement.cost_measurement(roe, models, 1.5)
-    assert first is not None and (first["layers"], first["equivalent_layers"]) == (4, 6)
+    assert first is not None
+    assert (first["layers"], first["equivalent_layers"]) == (4, 6)
     assert set(first) >= {"base", "roe", "equivalent", "non_embedding_parameters"}
     assert measurement.cost_measurement(roe, models, 1.49, compute=False) == first, "the same depth"
     assert measurement.cost_measurement(roe, models, 2.0, compute=False) is None
     hotter = replace(roe, method=replace(roe.method, temperature=0.4))
     assert measurement.cost_measurement(hotter, models, 1.5, compute=False) is None
-    assert (
-        settings == [3] and len(list((Path(roe.output_dir) / "measurements").glob("*.json"))) == 1
-    )
+    assert settings == [3]
+    assert len(list((Path(roe.output_dir) / "measurements").glob("*.json"))) == 1
 
 
 def test_two_workers_do_not_measure_at_once(roe, monkeypatch):

@@ -1,8 +1,9 @@
-"""MoE-Bench's published numbers in `experiments/moe_bench`, their marks, and the cells next to them.
+"""MoE-Bench's published numbers in `experiments/moe_bench`, their marks,
+and the cells next to them.
 
-Broken by a number in another one's place, an average that is not that of its row, a doubtful number without a mark, a
-published number that no cell stands beside, a design that two settings share, a standard error that is not that of
-independent tasks.
+Broken by a number in another one's place, an average that is not that of its row, a doubtful number
+without a mark, a published number that no cell stands beside, a design that two settings share,
+a standard error that is not that of independent tasks.
 """
 
 import math
@@ -77,7 +78,7 @@ def fine_tuning(table: int) -> Lines:
 
 
 def mean_of(line: dict[str, float], sizes: dict[str, int]) -> Score:
-    """The average of a line as tables here compute it, with the standard error of independent tasks."""
+    """The average of a line as tables compute it, with independent tasks' standard error."""
     scores = []
     for task, size in sizes.items():
         share = line[task] / 100
@@ -198,7 +199,7 @@ def test_table_6_has_23_rows_with_both_readings_of_capacity():
 
 
 def test_table_6_marks_what_cannot_be_a_target():
-    """More than the entropy of equal loads; one expert, which has no pairs; experts that do not matter."""
+    """More than the entropy of equal loads; one expert without pairs; experts without effect."""
     impossible = set()
     for (setting, label), line in table6().items():
         for measure in impossible_measures(label, line):

@@ -1,6 +1,7 @@
 """Tables of papers: cells, continuing, failed cells, measured beside published.
 
-Broken by: a stored cell that is run again, a failed cell that stops the others, a number in the wrong place.
+Broken by: a stored cell that is run again, a failed cell that stops the others,
+a number in the wrong place.
 """
 
 import csv
@@ -82,9 +83,12 @@ def runs(monkeypatch, tmp_path, write):
 def seen(runs, monkeypatch):
     """The configurations that are prepared."""
     seen = []
-    monkeypatch.setattr(
-        moe_lab.runs.jobs, "prepare", lambda one: seen.append(one) or runs.prepare(one)
-    )
+
+    def prepare(config):
+        seen.append(config)
+        return runs.prepare(config)
+
+    monkeypatch.setattr(moe_lab.runs.jobs, "prepare", prepare)
     return seen
 
 
@@ -139,9 +143,14 @@ columns: [method.n, method.temperature, method.skip_layers]
 def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, capsys):
     """Broken by a study per cell, and by a profile that takes the place of a cell's own n."""
     write("table_p", text=PROFILE_EXPERIMENT)
-    studies, after = [], []
+    studies = []
+    after = []
     monkeypatch.setattr(cells, "job_of", lambda config: Job(config, runs=[runs.prepare(config)]))
-    prepare_study = lambda config: studies.append(config) or "study"  # noqa: E731
+
+    def prepare_study(config):
+        studies.append(config)
+        return "study"
+
     monkeypatch.setattr(cells, "prepare_study", prepare_study)
 
     def job_after(study, config):
@@ -159,7 +168,8 @@ def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, 
     assert [(config.method.n, config.tuning.n_trials) for config in studies] == [(2, 2)]
     assert after == [("study", 4), ("study", 8)]
     text = (tables / "paper-table_p-tiny.md").read_text()
-    assert "| n=4 temperature=0 |" in text and "| n=8 temperature=profile |" in text, "no unset key"
+    assert "| n=4 temperature=0 |" in text, "no unset key"
+    assert "| n=8 temperature=profile |" in text, "no unset key"
     assert ", 8, profile, -: no trial is finished" in text
     assert "published" not in text, "the paper has no number for any cell"
 
@@ -180,17 +190,18 @@ def csv_rows(file):
 
 @pytest.mark.slow
 def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
-    """Broken by a table of other settings that replaces the first one, and by one that does not say them."""
-    same = ["device=cpu", "batch_size=2", "logger=none", "rerun=true", "scale=tiny"]
-    assert run_command(capsys, "experiment=table_t", *same).code == 0
+    """Broken by a table of other settings that replaces the first one, or that
+    does not say its settings."""
+    same_keys = ["device=cpu", "batch_size=2", "logger=none", "rerun=true", "scale=tiny"]
+    assert run_command(capsys, "experiment=table_t", *same_keys).code == 0
     first = tables / "paper-table_t-tiny.md"
     plain = first.read_text()
-    for typed in (["limit=4", "method.n=2"], ["method.n=2", "limit=4"], ["limit=5"]):
-        assert run_command(capsys, "experiment=table_t", *typed).code == 0
+    for overrides in (["limit=4", "method.n=2"], ["method.n=2", "limit=4"], ["limit=5"]):
+        assert run_command(capsys, "experiment=table_t", *overrides).code == 0
     assert first.read_text() == plain
     names = sorted(file.name for file in tables.glob("*-tiny-*.md"))
-    typed = [name.removeprefix("paper-table_t-tiny-")[:-12] for name in names]
-    assert typed == ["limit-4-method.n-2", "limit-5"]
+    overrides = [name.removeprefix("paper-table_t-tiny-")[:-12] for name in names]
+    assert overrides == ["limit-4-method.n-2", "limit-5"]
     text = (tables / names[0]).read_text()
     assert text.startswith("# Table T (scale tiny, limit=4, method.n=2)\n")
     assert "Table T (scale tiny, limit=5)" in (tables / "index.html").read_text()
@@ -200,19 +211,22 @@ def test_names_of_tables_tell_long_settings_apart():
     [experiment] = find_experiments("roe/figure6")
     temperatures = [f"method.temperature=[{','.join(['0.1'] * 40)},{last}]" for last in (1, 2)]
     settings = [
-        typed_settings(["data_dir=/a b/c", "method.profile=/a b/c", one]) for one in temperatures
+        typed_settings(["data_dir=/a b/c", "method.profile=/a b/c", temperature])
+        for temperature in temperatures
     ]
-    stems = [file_stem(replace(experiment, typed=typed), "tiny") for typed in settings]
+    stems = [file_stem(replace(experiment, typed=overrides), "tiny") for overrides in settings]
     assert len(set(stems)) == 2
     for stem in stems:
-        own = stem.removeprefix("roe-figure6-tiny-method.profile--a-b-c-method.temperature")
-        assert re.fullmatch(r"--0[.0-9-]+-[0-9a-f]{8}", own)
+        settings_part = stem.removeprefix(
+            "roe-figure6-tiny-method.profile--a-b-c-method.temperature"
+        )
+        assert re.fullmatch(r"--0[.0-9-]+-[0-9a-f]{8}", settings_part)
         assert len(stem) < 100
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, monkeypatch):
-    """Broken by rerun=true, whose failure leaves the stored result and takes it out of the table."""
+    """Broken by rerun=true whose failure leaves the stored result and takes it out of the table."""
     assert run_command(capsys, "experiment=table_t").code == 0
 
     def execute(run, models, compute=True, **_):
@@ -223,9 +237,8 @@ def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, m
     monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)
     assert run_command(capsys, "experiment=table_t", "rerun=true").code == 1
     text = (tables / "paper-table_t-tiny.md").read_text()
-    assert (
-        "4 of 4 cells are measured" in text and "- tiny, toy_math, base: the disk is full" in text
-    )
+    assert "4 of 4 cells are measured" in text
+    assert "- tiny, toy_math, base: the disk is full" in text
 
 
 def test_without_data_no_table_is_written_and_the_plan_says_so_once(refuse, tables, capsys):
@@ -235,7 +248,8 @@ def test_without_data_no_table_is_written_and_the_plan_says_so_once(refuse, tabl
     assert "No cell is measured: no table is written." in ended.err
     assert not tables.exists()
     ended = run_command(capsys, "experiment=table_t", "mode=plan")
-    assert ended.code == 0 and ended.out.count("cannot run (1)") == 4
+    assert ended.code == 0
+    assert ended.out.count("cannot run (1)") == 4
     assert "To run: 0, about 0 forward tokens. Cannot run: 4." in ended.out
     assert ended.out.count("no data here") == 1
 
@@ -243,12 +257,13 @@ def test_without_data_no_table_is_written_and_the_plan_says_so_once(refuse, tabl
 @pytest.mark.slow
 def test_cells_in_one_place_are_told_apart_by_their_settings(runs, tables, capsys):
     """Broken by two cells that what was typed puts in one place: the later one hid the other."""
-    typed = ["experiment=table_t", "scale=small", "task=toy_choice", "method.weights=clean"]
-    assert run_command(capsys, *typed, "method.n=2").code == 0
+    overrides = ["experiment=table_t", "scale=small", "task=toy_choice", "method.weights=clean"]
+    assert run_command(capsys, *overrides, "method.n=2").code == 0
     [table] = tables.glob("*.csv")
-    assert len(csv_rows(table)) == 1 and "settings" not in csv_rows(table)[0]
+    assert len(csv_rows(table)) == 1
+    assert "settings" not in csv_rows(table)[0]
     table.unlink()
-    assert run_command(capsys, *typed).code == 0
+    assert run_command(capsys, *overrides).code == 0
     [table] = tables.glob("*.csv")
     assert [row["settings"] for row in csv_rows(table)] == ["method.n=4", "method.n=8"]
     lines = [
@@ -261,7 +276,8 @@ def test_cells_in_one_place_are_told_apart_by_their_settings(runs, tables, capsy
 def test_a_cell_of_two_tables_is_one_job(runs, write, tables, capsys):
     write("table_u", ("Table T", "Table U"))
     out = run_command(capsys, "experiment=all", "mode=plan").out
-    assert "To run: 4, about 4,000 forward tokens." in out and not tables.exists()
+    assert "To run: 4, about 4,000 forward tokens." in out
+    assert not tables.exists()
     runs.prepared.clear()
     assert run_command(capsys, "experiment=all").code == 0
     assert len(runs.prepared) == len(runs.executed) == 4
@@ -273,22 +289,26 @@ def test_roe_at_temperature_0_is_a_column_of_its_own(runs, write, tables, capsys
     assert run_command(capsys, "experiment=table_t").code == 0
     lines = (tables / "paper-table_t-tiny.md").read_text().splitlines()
     [header] = [line for line in lines if "| base |" in line]
-    assert "| roe |" in header and "| roe, temperature 0 |" in header
+    assert "| roe |" in header
+    assert "| roe, temperature 0 |" in header
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "axis, shown", [("", False), ("apply_chat_template: [false, true], ", True)]
+    "axis, shown_columns", [("", False), ("apply_chat_template: [false, true], ", True)]
 )
-def test_a_row_key_that_no_cell_has_is_left_out(axis, shown, runs, write, tables, capsys):
+def test_a_row_key_that_no_cell_has_is_left_out(axis, shown_columns, runs, write, tables, capsys):
     """Chat templates are an axis of Figure 3 at one scale and none at the others."""
     rows = ("rows: [model, task]", "rows: [model, task, apply_chat_template]")
     write("table_t", rows, ("{model: [tiny], ", "{model: [tiny], " + axis))
     assert run_command(capsys, "experiment=table_t").code == 0
     lines = (tables / "paper-table_t-tiny.md").read_text().splitlines()
-    assert ("| model | task | apply_chat_template |" in "".join(lines)) is shown
-    assert len([line for line in lines if line.startswith("| tiny | toy_math | ")]) == 1 + shown
-    assert any(line.startswith("| tiny | toy_math | true |") for line in lines) is shown
+    assert ("| model | task | apply_chat_template |" in "".join(lines)) is shown_columns
+    assert (
+        len([line for line in lines if line.startswith("| tiny | toy_math | ")])
+        == 1 + shown_columns
+    )
+    assert any(line.startswith("| tiny | toy_math | true |") for line in lines) is shown_columns
 
 
 @pytest.mark.slow
@@ -312,7 +332,9 @@ def test_a_finished_cell_is_not_run_again_and_a_report_rebuilds_from_what_is_sto
     assert run_command(capsys, "experiment=table_t", "mode=report", "rerun=true").code == 0
     after = table.read_text()
     assert not runs.executed
-    assert "3 of 4 cells" in after and "| missing |" in after and before != after
+    assert "3 of 4 cells" in after
+    assert "| missing |" in after
+    assert before != after
 
 
 @pytest.mark.slow
@@ -332,11 +354,12 @@ def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, refuse, capsys
 
 @pytest.mark.slow
 def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, write, tables, capsys):
-    """Broken by a table of results that another limit, of which nothing is stored, replaces by an empty one."""
+    """Broken by an empty table of another limit, which replaces the table of results."""
     assert run_command(capsys, "experiment=table_t").code == 0
     files = [tables / "paper-table_t-tiny.md", tables / "paper-table_t-tiny.csv"]
     before = [file.read_bytes() for file in files]
-    stored, runs.done = runs.done, set()
+    stored = runs.done
+    runs.done = set()
     ended = run_command(capsys, "experiment=table_t", "mode=report", "limit=3")
     assert ended.code == 2
     assert "Nothing of this is stored yet. The same command with mode=run computes it." in ended.err
@@ -371,10 +394,13 @@ def test_a_table_is_logged_in_the_group_of_its_command(runs, tables, capsys, mon
         monkeypatch.setattr(module, "open_logger", opened)
     assert run_command(capsys, "experiment=paper/table_t").code == 0
     *of_runs, place, (name, frame) = logged
-    assert {one["kind"] for one in of_runs} == {"run"} and place["kind"] == "experiment"
-    assert {one["group"] for one in (*of_runs, place)} == {"paper/table_t"}
-    assert name == "paper-table_t-tiny" and list(frame["published"].dropna()) == [0.555]
-    assert len(frame) == 4 and set(frame["method"]) == {"base", "roe"}
+    assert {logged_run["kind"] for logged_run in of_runs} == {"run"}
+    assert place["kind"] == "experiment"
+    assert {logged_run["group"] for logged_run in (*of_runs, place)} == {"paper/table_t"}
+    assert name == "paper-table_t-tiny"
+    assert list(frame["published"].dropna()) == [0.555]
+    assert len(frame) == 4
+    assert set(frame["method"]) == {"base", "roe"}
 
 
 def test_another_scale_has_its_own_table_and_the_users_overrides_come_last(seen, tables, capsys):
@@ -383,7 +409,8 @@ def test_another_scale_has_its_own_table_and_the_users_overrides_come_last(seen,
     assert {config.limit for config in seen} == {3}
     assert all(config.overrides[-1] == "limit=3" for config in seen)
     ended = run_command(capsys, "experiment=table_t", "scale=paper")
-    assert ended.code == 2 and "It has: tiny, small" in ended.err
+    assert ended.code == 2
+    assert "It has: tiny, small" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -401,22 +428,31 @@ def test_a_malformed_experiment_is_named(change, message, tmp_path):
     file.write_text(EXPERIMENT.replace(*change))
     with pytest.raises(ConfigError) as error:
         load_experiment("t", file)
-    assert str(file) in str(error.value) and message in str(error.value)
+    assert str(file) in str(error.value)
+    assert message in str(error.value)
 
 
 def test_names_are_found_with_and_without_their_folder_and_in_folders_of_config_dir(
     runs, write, tmp_path
 ):
-    assert [each.name for each in find_experiments("table_t")] == ["paper/table_t"]
-    assert [each.name for each in find_experiments("paper/table_t,table_t")] == ["paper/table_t"]
+    assert [experiment.name for experiment in find_experiments("table_t")] == ["paper/table_t"]
+    assert [experiment.name for experiment in find_experiments("paper/table_t,table_t")] == [
+        "paper/table_t"
+    ]
     write("table_10", folder="mine/experiments/own")
     write("table_t", ("Table T", "Mine"), folder="mine/experiments")
     folders = [tmp_path / "mine", tmp_path / "empty"]
-    found = find_experiments("own/table_10,table_10,table_t,paper/table_t", folders)
-    assert [each.name for each in found] == ["own/table_10", "table_t", "paper/table_t"]
-    assert found[1].title == "Mine", "a whole name comes before the last part of another"
+    experiments_found = find_experiments("own/table_10,table_10,table_t,paper/table_t", folders)
+    assert [experiment.name for experiment in experiments_found] == [
+        "own/table_10",
+        "table_t",
+        "paper/table_t",
+    ]
+    assert experiments_found[1].title == "Mine", (
+        "a whole name comes before the last part of another"
+    )
     assert {"own/table_10", "paper/table_t"} < {
-        each.name for each in find_experiments("all", folders)
+        experiment.name for experiment in find_experiments("all", folders)
     }
     with pytest.raises(ConfigError) as error:
         find_experiments("own/table_1", folders)
@@ -431,45 +467,52 @@ def test_names_are_found_with_and_without_their_folder_and_in_folders_of_config_
 
 @pytest.mark.slow
 def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
-    """Broken by an option or key that does not exist; what cannot run for want of data is another matter.
+    """Broken by an option or key that does not exist; what cannot run for want
+    of data is another matter.
 
     Cells whose overrides all stand in earlier ones too are left out: there are hundreds.
     """
     experiments = find_experiments("all")
-    assert {each.name for each in experiments} >= {
-        "roe/table1",
-        *(f"roe/figure{i}" for i in range(3, 11)),
-    }
+    names = {experiment.name for experiment in experiments}
+    assert "roe/table1" in names
+    for number in range(3, 11):
+        assert f"roe/figure{number}" in names
     seen: set[str] = set()
     for experiment in experiments:
         assert set(experiment.scales) == {"tiny", "small", "paper"}, (
             "experiment=all has every scale"
         )
         for scale in experiment.scales.values():
-            for overrides in [*scale.overrides(), *([scale.profile] if scale.profile else [])]:
+            cells_overrides = list(scale.overrides())
+            if scale.profile:
+                cells_overrides.append(scale.profile)
+            for overrides in cells_overrides:
                 if not seen.issuperset(overrides):
                     seen.update(overrides)
-                    typed = to_config(compose_cell(overrides, [])).overrides
-                    assert typed == [quote(override) for override in overrides]
+                    typed_overrides = to_config(compose_cell(overrides, [])).overrides
+                    assert typed_overrides == [quote(override) for override in overrides]
 
 
 def test_a_cell_is_timed_if_any_of_its_experiments_shows_time(monkeypatch):
-    """Broken by workers that run it next to others, because a table without times has the same cell."""
+    """Broken by workers that run the cell next to others.
+
+    A table without times has the same cell.
+    """
     monkeypatch.setattr(cells, "job_of", Job)
     cell = Cell(values={"method": {}}, choices={}, config_dirs=[])
-    known: dict[str, Job] = {}
+    known_jobs: dict[str, Job] = {}
     for figure in (None, "overhead"):
         experiment: Any = SimpleNamespace(figure=figure)
-        cells.prepare_cells(Composed(experiment, [(cell, Config())], None), known)
-        [job] = known.values()
+        cells.prepare_cells(Composed(experiment, [(cell, Config())], None), known_jobs)
+        [job] = known_jobs.values()
         assert job.timed == (figure == "overhead")
 
 
 def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkeypatch):
     difference = seed_difference(interval=(-0.25, 0.75))
     scores = {"acc,none": seed_score(interval=(0.2, 0.8), with_base=difference)}
-    told = SimpleNamespace(scores=dict.fromkeys(("toy_math", "toy_choice"), scores))
-    monkeypatch.setattr(table_cells, "summary", lambda outcomes: told)
+    several_results = SimpleNamespace(scores=dict.fromkeys(("toy_math", "toy_choice"), scores))
+    monkeypatch.setattr(table_cells, "summary", lambda outcomes: several_results)
     values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
 
     def execute(run, models, **options):
@@ -485,9 +528,8 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     text = table.read_text()
     assert "0.5000 ± 0.1000 [0.2000, 0.8000] seeds [0.2516, 0.7484]" in text
     assert "standard deviation after ±" in text
-    assert "| +0.1000 [-0.2500, +0.7500] over documents |" in text and "(p=" not in text, (
-        "equal differences"
-    )
+    assert "| +0.1000 [-0.2500, +0.7500] over documents |" in text, "equal differences"
+    assert "(p=" not in text, "equal differences"
     row = list(csv.DictReader(table.with_suffix(".csv").open()))[1]
     assert (row["seeds"], row["difference_low"]) == ("3", "-0.25")
     assert float(row["std"]) == pytest.approx(0.1)
@@ -495,41 +537,51 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
 
 
 @pytest.fixture
-def other(runs, write):
+def table_u(runs, write):
     """A second experiment, whose methods are others."""
     write("table_u", ("method: [base, roe]", "method: [base, c3po]"), ("Table T", "Table U"))
 
 
+def method_overrides(config):
+    return [override for override in config.overrides if "method." in override]
+
+
 @pytest.mark.slow
-def test_settings_of_a_method_reach_the_cells_that_have_them(other, seen, capsys):
-    """Broken by base cells that lose their name, and by keys that are checked with the default method's."""
-    typed = ["method.weights=perturbed", "++method.k=5"]
+def test_settings_of_a_method_reach_the_cells_that_have_them(table_u, seen, capsys):
+    """Broken by base cells that lose their name, and by keys that are checked
+    with the default method's."""
+    overrides = ["method.weights=perturbed", "++method.k=5"]
     for mode in ("plan", "run"):
         seen.clear()
-        assert run_command(capsys, "experiment=all", *typed, "seed=1", f"mode={mode}").code == 0
-        taken = {config.method.name: config for config in seen}
-        assert list(taken) == ["base", "roe", "c3po"]
-        assert taken["roe"].method.weights == "perturbed" and taken["c3po"].method.k == 5
-        recorded = [
-            [one for one in config.overrides if "method." in one] for config in taken.values()
-        ]
-        assert recorded == [[], ["method.weights=perturbed"], ["method.k=5"]]
+        assert run_command(capsys, "experiment=all", *overrides, "seed=1", f"mode={mode}").code == 0
+        configs = {config.method.name: config for config in seen}
+        assert list(configs) == ["base", "roe", "c3po"]
+        assert configs["roe"].method.weights == "perturbed"
+        assert configs["c3po"].method.k == 5
+        assert method_overrides(configs["base"]) == []
+        assert method_overrides(configs["roe"]) == ["method.weights=perturbed"]
+        assert method_overrides(configs["c3po"]) == ["method.k=5"]
     seen.clear()
-    assert run_command(capsys, "experiment=table_u", typed[1], "mode=report").code == 0
+    assert run_command(capsys, "experiment=table_u", overrides[1], "mode=report").code == 0
     assert {getattr(config.method, "k", None) for config in seen} == {None, 5}
 
 
-def test_prefetch_has_the_settings_too(runs, other, capsys, monkeypatch):
+def test_prefetch_has_the_settings_too(runs, table_u, capsys, monkeypatch):
     seen = []
     monkeypatch.setattr("moe_lab.models.hub.is_offline", lambda: False)
     of_methods = prefetch.STEPS[-1]
-    step = replace(of_methods, fetch=lambda config: seen.append(config) or [])
+
+    def fetch_nothing(config):
+        seen.append(config)
+        return []
+
+    step = replace(of_methods, fetch=fetch_nothing)
     monkeypatch.setattr(prefetch, "STEPS", (step,))
     assert run_command(capsys, "experiment=table_u", "method.k=5", "mode=prefetch").code == 0
     assert [getattr(config.method, "k", "none") for config in seen] == ["none", 5] * 2
 
 
-def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, other, capsys):
+def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, table_u, capsys):
     ended = run_command(capsys, "experiment=table_t,table_u", "method.step=2", "mode=plan")
     assert ended.code == 2
     assert "no cell of experiment=table_t,table_u has it. Did you mean 'steps'?" in ended.err
@@ -538,13 +590,14 @@ def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, o
     )
     ended = run_command(capsys, "experiment=table_t", "scale=small", "method=base")
     assert ended.code == 2
-    assert "it is a key of roe" in ended.err and "applies to every cell" in ended.err
+    assert "it is a key of roe" in ended.err
+    assert "applies to every cell" in ended.err
 
 
 def test_another_method_takes_its_settings_in_every_cell_and_equal_cells_are_one(
     seen, capsys, monkeypatch
 ):
-    monkeypatch.setattr(C3PO, "references_left", lambda *asked: {})
+    monkeypatch.setattr(C3PO, "references_left", lambda *arguments: {})
     assert (
         run_command(capsys, "experiment=table_t", "method=c3po", "method.k=5", "mode=plan").code
         == 0
@@ -561,20 +614,19 @@ def test_another_method_takes_its_settings_in_every_cell_and_equal_cells_are_one
 def test_a_plan_has_cells_whose_temperatures_a_study_will_find(capsys, tmp_path):
     """Broken by a method that is made with the name `profile` for a file of temperatures."""
     ended = run_command(capsys, "experiment=roe/figure4", "mode=plan", f"output_dir={tmp_path}")
-    assert ended.code == 0 and "method.temperature=profile" in ended.out
-    rows = [line for line in ended.out.splitlines() if "cache=clean" in line]
-    split = [
-        re.search(r" method.n=(\d+) (\S+) .*  (\d+)  +([\d,]+)  ", row).groups() for row in rows
-    ]
-    tokens, others = (
-        {
-            n: count
-            for n, temperature, _, count in split
-            if temperature == f"method.temperature={which}"
-        }
-        for which in ("profile", "0")
-    )
-    assert {documents for *_, documents, _ in split} == {"4"}, (
-        "the documents are the cell's, not the study's"
-    )
-    assert len(set(tokens.values())) == 4 and tokens.items() <= others.items()
+    assert ended.code == 0
+    assert "method.temperature=profile" in ended.out
+    tuned_tokens = {}
+    clean_tokens = {}
+    for line in ended.out.splitlines():
+        if "cache=clean" not in line:
+            continue
+        columns = re.search(r" method.n=(\d+) (\S+) .*  (\d+)  +([\d,]+)  ", line)
+        n, temperature, documents, tokens = columns.groups()
+        assert documents == "4", "the documents are the cell's, not the study's"
+        if temperature == "method.temperature=profile":
+            tuned_tokens[n] = tokens
+        if temperature == "method.temperature=0":
+            clean_tokens[n] = tokens
+    assert len(set(tuned_tokens.values())) == 4
+    assert tuned_tokens.items() <= clean_tokens.items()

@@ -1,9 +1,11 @@
-"""The table of mode=plan, the states of runs that are not done, and the disk, memory and tokens of a plan.
+"""The table of mode=plan, the states of runs that are not done, and the disk,
+memory and tokens of a plan.
 
-Broken by a running or interrupted run that is planned as "missing" at full cost, by experts that count whole though a token
-takes some of them, by an embedding that counts as a product, by a training that is counted for each of its evaluations, by a
-shared beginning that counts once for each sampled document, by a plan of other settings that is taken for this one, by a
-tensor that is left on the CPU, by values that the host asks for too often, and by a plan of another peak.
+Broken by a running or interrupted run that is planned as "missing" at full cost, by experts
+that count whole though a token takes some of them, by an embedding that counts as a product,
+by a training that is counted for each of its evaluations, by a shared beginning that counts once
+for each sampled document, by a plan of other settings that is taken for this one, by a tensor
+that is left on the CPU, by values that the host asks for too often, and by a plan of another peak.
 """
 
 import json
@@ -55,16 +57,17 @@ ROW = Row(run="a1b2c3d4", config=CONFIG, examples=1_172, tokens=123_456_789, sta
 
 
 def plan(rows: list[Row]) -> Plan:
-    found = Plan([])
-    found.rows = rows
-    return found
+    empty_plan = Plan([])
+    empty_plan.rows = rows
+    return empty_plan
 
 
 def test_a_pipe_gets_one_line_a_row_and_a_terminal_80_columns(capsys, monkeypatch):
     plan([ROW, replace(ROW, run="00000000")]).print()
     title, *lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if "a1b2c3d4" in line]
-    assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in title and "123,456,789" in line
+    assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in title
+    assert "123,456,789" in line
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     plan([ROW, ROW]).print()
     lines = capsys.readouterr().out.splitlines()
@@ -77,12 +80,12 @@ def test_the_memory_of_the_largest_run_is_said(monkeypatch):
     mixtral = replace(ROW.config, model=ModelConfig(name="mixtral"))
     large = replace(ROW, gpu_memory=95 * 10**9, config=mixtral)
     assert not [note for note in plan([ROW]).notes if "GPU memory" in note]
-    [alone] = [note for note in plan([small]).notes if "GPU memory" in note]
-    assert (
-        "at most 15 GB (model=olmoe method=finetune-freeze" in alone and "takes 1 of 80 GB" in alone
-    )
+    [note_alone] = [note for note in plan([small]).notes if "GPU memory" in note]
+    assert "at most 15 GB (model=olmoe method=finetune-freeze" in note_alone
+    assert "takes 1 of 80 GB" in note_alone
     memory = plan([small, large]).notes[-1]
-    assert "at most 95 GB (model=mixtral" in memory and "takes 2 of 80 GB" in memory
+    assert "at most 95 GB (model=mixtral" in memory
+    assert "takes 2 of 80 GB" in memory
     monkeypatch.setattr("moe_lab.runs.planning.memory_notes.gpu_memory", lambda: [141 * 10**9])
     assert "takes 1 of 141 GB" in plan([small, large]).notes[-1]
 
@@ -92,9 +95,11 @@ def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(tmp_path, c
         f"-m method=roe model=tiny task=toy_text limit=2 output_dir={tmp_path} mode=plan".split()
     )
     planned = run_command(capsys, *command, "tuning=none,uniform", "tuning.step=2")
-    assert planned.code == 0 and "roe, tuning" in planned.out, planned.err
+    assert planned.code == 0, planned.err
+    assert "roe, tuning" in planned.out, planned.err
     refused = run_command(capsys, *command, "tuning=none", "seed=0,1", "tuning.num_samples=7")
-    assert refused.code == 2 and "tuning.num_samples=7" in refused.err
+    assert refused.code == 2
+    assert "tuning.num_samples=7" in refused.err
 
 
 def test_a_plan_without_runs_is_an_empty_frame(tmp_path):
@@ -108,7 +113,7 @@ def test_a_plan_without_runs_is_an_empty_frame(tmp_path):
 # States
 
 
-ASKED = generating(2, prompt=25, new=5, each=2)
+ASKED = generating(2, prompt=25, new=5, prompts_each=2)
 READ = 4 * (25 + 5 - 1)
 """Tokens of the base model: the last new token of an answer is not read."""
 
@@ -116,8 +121,10 @@ READ = 4 * (25 + 5 - 1)
 @pytest.fixture
 def run(tiny_olmoe_dir: Path, tmp_path: Path) -> Run:
     data = small_data(tmp_path / "data")
-    asked: Config = config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "base", limit=2)
-    return prepare(asked)
+    base_config: Config = config(
+        tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "base", limit=2
+    )
+    return prepare(base_config)
 
 
 def answer(run: Run, name: str, header: dict, keys: str) -> None:
@@ -145,12 +152,12 @@ def test_an_interrupted_run_says_how_far_it_came(run):
     assert run_state(run, ASKED) == ("failed, 2 of 4 answered", 0.5)
     with run.store.held():
         assert run_state(run, ASKED) == ("running, 2 of 4 answered", 0.5)
-    again = replace(run, config=replace(run.config, rerun=True))
-    assert run_state(again, ASKED) == ("missing", 1.0), "a rerun has a log of its own"
+    rerun = replace(run, config=replace(run.config, rerun=True))
+    assert run_state(rerun, ASKED) == ("missing", 1.0), "a rerun has a log of its own"
     answer(run, "responses.rerun.jsonl", run.answers_header, "abc")
-    assert run_state(again, ASKED) == ("failed, 3 of 4 answered", 0.25)
+    assert run_state(rerun, ASKED) == ("failed, 3 of 4 answered", 0.25)
     answer(run, "responses.rerun.jsonl", run.answers_header, "def")
-    assert run_state(again, ASKED) == ("failed, 6 of 6 answered", 0.0), "more than estimated"
+    assert run_state(rerun, ASKED) == ("failed, 6 of 6 answered", 0.0), "more than estimated"
     assert os.listdir(run.folder.parent) == [run.folder.name]
 
 
@@ -180,16 +187,22 @@ def test_c3po_plans_its_answers_its_neighbours_and_their_suffixes_in_every_pass(
 
 def test_a_reference_set_is_counted_until_it_is_there(tmp_path, monkeypatch):
     settings = get_method("c3po").Config(name="c3po", reference_size=20)
-    asked = Config(method=settings, output_dir=str(tmp_path), limit=2)
-    asked.task.name = "toy_choice"
-    run = prepare(asked)
+    reference_config = Config(method=settings, output_dir=str(tmp_path), limit=2)
+    reference_config.task.name = "toy_choice"
+    run = prepare(reference_config)
     [(name, tokens)] = run.method.references_left(run.config, run.facts).items()
     per_question = workload_of(run).prompt
     assert 20 * per_question / 2 < tokens < 20 * per_question * 3
     documents = reference_documents(run.config, run.config.method)
     expected = references_of(run.config, run.config.method, documents, run.facts)
     assert expected.folder == tmp_path / "references" / name
-    monkeypatch.setattr(Artifact, "stored", lambda self: {} if self == expected else None)
+
+    def stored(artifact: Artifact) -> dict[str, Any] | None:
+        if artifact == expected:
+            return {}
+        return None
+
+    monkeypatch.setattr(Artifact, "stored", stored)
     assert run.method.references_left(run.config, run.facts) == {}
 
 
@@ -202,7 +215,8 @@ CASES = ("tests/support/accelerator_cases.py", "tests/support/planned_memory_cas
 
 @pytest.mark.slow
 def test_methods_run_on_a_device_that_is_not_the_cpu_within_their_plans():
-    """In a process of their own: with another device autograd starts threads, after which a process cannot fork."""
+    """In their own process: with another device autograd starts threads,
+    and then a process cannot fork."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CASES]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-8000:]
@@ -217,9 +231,9 @@ SHAPE: dict[str, Any] = {
 SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
-def olmoe(**more: Any) -> OlmoeConfig:
+def olmoe(**changes: Any) -> OlmoeConfig:
     return OlmoeConfig(
-        **(SHAPE | {"num_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16"} | more)
+        **(SHAPE | {"num_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16"} | changes)
     )
 
 
@@ -243,24 +257,29 @@ def run_of(method: Any, path: str | None = "owner/name") -> Any:
 def test_weights_and_trained_models_are_counted_once(monkeypatch):
     monkeypatch.setattr(workload, "load_config", lambda model, offline: olmoe())
     model = AutoModelForCausalLM.from_config(olmoe())
-    total = sum(own.numel() for own in model.parameters())
-    budget, run = Budget(), run_of(Trained(SimpleNamespace()))
+    total = sum(parameter.numel() for parameter in model.parameters())
+    budget = Budget()
+    run = run_of(Trained(SimpleNamespace()))
     for _ in range(2):
         budget.add(run, trains=True)
-    assert budget.weights == {"owner/name": 2 * total} and budget.trained == {"folder": 4 * total}
+    assert budget.weights == {"owner/name": 2 * total}
+    assert budget.trained == {"folder": 4 * total}
     two_checkpoints = 2 * (4 + 4 + 4) * total
     assert budget.checkpoint == two_checkpoints
     weights, trained = budget.lines()
-    assert "owner/name" in weights and trained.startswith("Trained models to write: 1,")
+    assert "owner/name" in weights
+    assert trained.startswith("Trained models to write: 1,")
     budget = Budget()
     budget.add(run_of(Base(Base.Config(name="base")), path=None))
-    assert budget.weights == {} and budget.lines() == []
+    assert budget.weights == {}
+    assert budget.lines() == []
 
 
 @pytest.mark.slow
 def test_the_memory_of_methods(tmp_path, tokenizer, monkeypatch):
-    """Of methods on one model: own histories take more than shared ones, gradients more than answers, and a training
-    what it says. A model that is not of a hub or a folder has no planned memory."""
+    """Of methods on one model: own histories take more than shared ones, gradients
+    more than answers, and a training what it says. A model that is not of a hub
+    or a folder has no planned memory."""
     monkeypatch.setattr(pass_size, "PLANNED_TOKENS", 16)
     model = make_model("olmoe", num_hidden_layers=3)
     model.save_pretrained(tmp_path / "model")
@@ -273,8 +292,15 @@ def test_the_memory_of_methods(tmp_path, tokenizer, monkeypatch):
         return dict(zip(frame["method"], frame["gpu_memory"], strict=True))
 
     roe = ["method=roe", "method.n=8", "task=toy_math"]
-    clean, own = planned(*roe), planned(*roe, "method.cache=standard")
-    assert weight_bytes(model) < clean["base"] == own["base"] < clean["roe"] < own["roe"]
+    clean = planned(*roe)
+    own_histories = planned(*roe, "method.cache=standard")
+    assert (
+        weight_bytes(model)
+        < clean["base"]
+        == own_histories["base"]
+        < clean["roe"]
+        < own_histories["roe"]
+    )
     make_model("olmoe", num_hidden_layers=3).bfloat16().save_pretrained(tmp_path / "half")
     half = [
         f"model.path={tmp_path / 'half'}",
@@ -282,13 +308,13 @@ def test_the_memory_of_methods(tmp_path, tokenizer, monkeypatch):
         "dtype=auto",
     ]
     assert planned(*roe, *half)["base"] < 0.75 * clean["base"]
-    asked = planned(
+    plan_of_memory = planned(
         "method=c3po", "method.layers=last2", "method.reference_size=12", "task=toy_choice"
     )
-    assert asked["c3po"] > asked["base"]
+    assert plan_of_memory["c3po"] > plan_of_memory["base"]
     sizes = ("method.dataset_size=8", "method.validation_size=2")
     trained = planned("method=finetune-freeze", "task=toy_choice", *sizes)
-    assert trained["finetune-freeze"] > 3 * weight_bytes(model) > asked["base"]
+    assert trained["finetune-freeze"] > 3 * weight_bytes(model) > plan_of_memory["base"]
     embedded = moe_lab.plan(["task=toy_choice", "limit=2", f"output_dir={tmp_path}"])
     assert embedded.frame()["gpu_memory"].isna().all()
 
@@ -335,4 +361,5 @@ def test_a_beginning_that_all_prompts_share_counts_once(command, monkeypatch):
 def test_each_length_has_its_own_plan(command):
     cells = ["-m", "method=base", "max_length=32,256", "limit=4", *command]
     short, long = planned(*cells)
-    assert [short] == planned("method=base", "max_length=32", "limit=4", *command) and short < long
+    assert [short] == planned("method=base", "max_length=32", "limit=4", *command)
+    assert short < long

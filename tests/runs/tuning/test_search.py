@@ -1,8 +1,9 @@
 """What a study searches, what bounds a trial, and what a trial of settings measures.
 
-`tests/runs/experiments/test_figures.py` compares the presets with Table 1 of the RoE paper. Broken by: a typed key that a
-preset replaces or a search ignores, a value at the bound of its search that is not named, a point of a grid that is not its
-trial's, an untuned model or a sweep's step that is pruned, a control that is not the base model's.
+`tests/runs/experiments/test_figures.py` compares the presets with Table 1 of the RoE paper. Broken
+by: a typed key that a preset replaces or a search ignores, a value at the bound of its search
+that is not named, a point of a grid that is not its trial's, an untuned model or a sweep's step
+that is pruned, a control that is not the base model's.
 """
 
 from collections.abc import Iterator
@@ -34,16 +35,15 @@ def test_a_model_is_known_by_its_shape_whatever_it_is_called():
     assert paper_model(facts("mixtral", 32)) == "mixtral"
     assert paper_model(facts("gpt_oss", 24)) == "gpt-oss"
     assert paper_model(facts("olmoe", 8)) is None
-    assert preset("commonsense", None).skip_layers == 1 and preset("code", None).cache == "clean"
+    assert preset("commonsense", None).skip_layers == 1
+    assert preset("code", None).cache == "clean"
 
 
 def tuned(
     *overrides: str, method: dict | None = None, category: str | None = "math", **tuning
 ) -> Config:
-    roe, search = (
-        get_method("roe").Config(**(method or {})),
-        TuningConfig(**{"name": "tpe", **tuning}),
-    )
+    roe = get_method("roe").Config(**(method or {}))
+    search = TuningConfig(**{"name": "tpe", **tuning})
     return Config(
         method=roe, task=TaskConfig(category=category), tuning=search, overrides=list(overrides)
     )
@@ -56,12 +56,13 @@ def test_presets_fill_what_was_not_typed():
     assert (search.n_trials, search.num_samples, search.max_temperature) == (50, 100, 0.25)
     assert list(search.layers) == list(range(5, 27))
     assert search.direction == "minimize"
-    typed = ("method.n=3", "method.cache=clean")
-    given = tuned(
-        *typed, method={"n": 3, "skip_layers": 2}, metric="accuracy", n_trials=7, num_samples=9
+    overrides = ("method.n=3", "method.cache=clean")
+    tuned_config = tuned(
+        *overrides, method={"n": 3, "skip_layers": 2}, metric="accuracy", n_trials=7, num_samples=9
     )
-    search = temperature_search(given, facts("mixtral", 32))
-    assert search.method.config.n == 3 and search.method.config.cache == "clean"
+    search = temperature_search(tuned_config, facts("mixtral", 32))
+    assert search.method.config.n == 3
+    assert search.method.config.cache == "clean"
     settings = (search.metric, search.n_trials, search.num_samples, search.skip_layers)
     assert settings == ("accuracy", 7, 9, 2)
     assert search.direction == "maximize"
@@ -131,27 +132,32 @@ def uniform(**keys: Any) -> OneTemperature:
     return OneTemperature(tuning="uniform", max_temperature=0.5, **(SEARCH | keys))
 
 
-def scale(given: list[float]) -> LogitScale:
-    return LogitScale(tuning="scale", given=given, **SEARCH)
+def scale(values: list[float]) -> LogitScale:
+    return LogitScale(tuning="scale", given=values, **SEARCH)
 
 
 @pytest.mark.parametrize(
-    ("found", "named"), [(0.5, True), (0.495, True), (0.48, False), (0.0, False)]
+    ("temperature", "named"), [(0.5, True), (0.495, True), (0.48, False), (0.0, False)]
 )
-def test_a_temperature_at_the_bound_is_named(found, named):
-    assert uniform().at_bound({"temperature": found}, 1.0) == (["temperature"] if named else [])
-    params = {"layer_1": 0.1, "layer_2": found}
+def test_a_temperature_at_the_bound_is_named(temperature, named):
+    assert uniform().at_bound({"temperature": temperature}, 1.0) == (
+        ["temperature"] if named else []
+    )
+    params = {"layer_1": 0.1, "layer_2": temperature}
     assert layers().at_bound(params, 1.0) == (["layer_2"] if named else [])
 
 
 def test_a_scale_at_the_bound_is_named():
     search = scale([0.0] * 4)
-    assert search.at_bound({}, 1.2) == [] and search.at_bound({}, 4.001) == ["logit_scale"]
+    assert search.at_bound({}, 1.2) == []
+    assert search.at_bound({}, 4.001) == ["logit_scale"]
 
 
 def test_random_searches_the_space_of_tpe_in_another_study():
-    tpe, drawn = layers("tpe"), layers("random")
-    assert drawn.bounds == tpe.bounds and drawn.identity == tpe.identity | {"tuning": "random"}
+    tpe = layers("tpe")
+    drawn = layers("random")
+    assert drawn.bounds == tpe.bounds
+    assert drawn.identity == tpe.identity | {"tuning": "random"}
 
 
 GRID = [{"power": 0.0, "rank": 1}, {"power": 0.5, "rank": 4}, {"power": 0.25, "rank": 4}]
@@ -169,8 +175,9 @@ def test_a_grid_has_a_trial_for_each_point():
     assert search.bounds == {"power": (0.0, 0.5), "rank": (1, 4)}
     assert search.temperatures(trial()) == []
     assert [search.at_bound(point, 1.0) for point in GRID] == [[], ["power"], []]
-    other = settings(grid=GRID[:2])
-    assert search.identity["grid"] == GRID and other.identity != search.identity
+    other_settings = settings(grid=GRID[:2])
+    assert search.identity["grid"] == GRID
+    assert other_settings.identity != search.identity
 
 
 def test_the_identity_has_the_same_settings_for_every_search():
@@ -260,7 +267,7 @@ NOISE = {"layer_1": 0.1, "layer_2": 0.2}
 def test_trials_of_temperatures_share_an_lm_whose_ensemble_changes(search, sweeps):
     search = replace(search, method=RoEOpened(ROE.config))
     config = Config(method=ROE.config)
-    found = []
+    ensembles = []
     lms = set()
     with search.open(None, config) as open_trial:
         for params in (dict.fromkeys(NOISE, 0.0), NOISE, dict.fromkeys(NOISE, 0.0)):
@@ -268,11 +275,13 @@ def test_trials_of_temperatures_share_an_lm_whose_ensemble_changes(search, sweep
                 lms.add(lm)
                 assert lm.ensemble.routing.temperatures == search.temperatures(trial(**params))
                 assert (lm.ensemble.n, lm.ensemble.first_noisy) == (4, 1)
-                found.append(lm.ensemble.sweep)
+                ensembles.append(lm.ensemble.sweep)
     [lm] = lms
-    assert lm.opened["reuse"] and lm.opened["first"].n == 4 and lm.sets == 3
-    assert [sweep is not None for sweep in found] == sweeps
-    sums = [sweep for sweep in found if sweep is not None]
+    assert lm.opened["reuse"]
+    assert lm.opened["first"].n == 4
+    assert lm.sets == 3
+    assert [sweep is not None for sweep in ensembles] == sweeps
+    sums = [sweep for sweep in ensembles if sweep is not None]
     assert len(set(map(id, sums))) == len(sums), "each trial has its own sums"
 
 

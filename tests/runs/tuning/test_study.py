@@ -1,8 +1,10 @@
-"""Studies before any weights, whose answers their perplexity is of, and what a trial is measured by.
+"""Studies before any weights, whose answers their perplexity is of, and what a trial is measured
+by.
 
-Broken by: an identity that leaves something out, a request that cannot be which is found only after weights are loaded, bare
-answers that are scored behind steps, a study of another id than GSM8K's own, a test document that is left out for a study on
-other data, prompts or answers other than the task's, pruning that loses the best trial.
+Broken by: an identity that leaves something out, a request that cannot be which is found only after
+weights are loaded, bare answers that are scored behind steps, a study of another id than GSM8K's
+own, a test document that is left out for a study on other data, prompts or answers other
+than the task's, pruning that loses the best trial.
 """
 
 import math
@@ -48,13 +50,15 @@ def gsm8k(tiny_olmoe_dir, data, tmp_path):
 def test_a_study_is_named_and_makes_nothing(gsm8k, tmp_path):
     study = prepare_study(gsm8k)
     assert study.folder.name == f"small-gsm8k-perplexity-{study.study_id[:8]}"
-    assert study.split == "train" and len(study.samples["gsm8k"]) == 4
+    assert study.split == "train"
+    assert len(study.samples["gsm8k"]) == 4
     assert len(study.documents) == 8, "a prompt and a row of each"
     assert study.profile() is None
     assert list(tmp_path.iterdir()) == []
     tuned_config = study.tuned_config()
     assert tuned_config.method.temperature == str(study.folder / "best.yaml")
-    assert tuned_config.num_seeds == 5 and tuned_config.tuning.name == "none"
+    assert tuned_config.num_seeds == 5
+    assert tuned_config.tuning.name == "none"
 
 
 def test_more_trials_are_the_same_study_and_anything_else_is_another(gsm8k):
@@ -64,13 +68,11 @@ def test_more_trials_are_the_same_study_and_anything_else_is_another(gsm8k):
     tuning = gsm8k.tuning
     first = study_id()
     assert study_id(tuning=replace(tuning, n_trials=99)) == first
-    assert (
-        study_id(limit=3) == first
-        and study_id(seeds=3) == first
-        and study_id(batch_size=2) == first
-    )
+    assert study_id(limit=3) == first
+    assert study_id(seeds=3) == first
+    assert study_id(batch_size=2) == first
     method = get_method("roe").Config
-    others = [
+    other_requests = [
         {"seed": 1},
         {"sample_seed": 3},
         {"num_fewshot": 0},
@@ -82,17 +84,18 @@ def test_more_trials_are_the_same_study_and_anything_else_is_another(gsm8k):
         {"method": method(weights="perturbed")},
         {"method": method(skip_layers=0)},
     ]
-    ids = [study_id(**change) for change in others]
-    assert len({first, *ids}) == 1 + len(others)
+    ids = [study_id(**change) for change in other_requests]
+    assert len({first, *ids}) == 1 + len(other_requests)
 
 
 def test_tuning_seeds_are_as_many_studies_each_with_a_seed_of_its_own(gsm8k):
     job = job_of(replace(gsm8k, seed=3, tuning=replace(gsm8k.tuning, seeds=3)))
     assert [study.config.seed for study in job.studies] == [3, 4, 5]
-    assert len({study.study_id for study in job.studies}) == 3 and job.runs == []
+    assert len({study.study_id for study in job.studies}) == 3
+    assert job.runs == []
     assert [study.tuned_config().num_seeds for study in job.studies] == [1, 1, 1]
-    [one] = job_of(gsm8k).studies
-    assert one.tuned_config().num_seeds == 5
+    [only_study] = job_of(gsm8k).studies
+    assert only_study.tuned_config().num_seeds == 5
     assert (job.coming, job_of(gsm8k).coming) == (3, 5)
     grid = TuningConfig(name="grid", num_samples=4)
     certain = replace(gsm8k, method=get_method("top-k").Config(), tuning=grid, seeds=5)
@@ -154,18 +157,21 @@ def addsub(model, data, output, **keys):
 def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(
     tiny_olmoe_dir, own_data, tmp_path
 ):
-    """Broken by: solutions that the model itself wrote, whose perplexity any averaging makes worse, and by a test
-    document that is lost to the study. GSM8K's test split is not read."""
-    given = addsub(tiny_olmoe_dir, own_data, tmp_path, gen_kwargs={"max_gen_toks": 8})
-    study = prepare_study(given)
+    """Broken by: solutions that the model itself wrote, whose perplexity any averaging makes worse,
+    and by a test document that is lost to the study. GSM8K's test split is not read."""
+    addsub_config = addsub(tiny_olmoe_dir, own_data, tmp_path, gen_kwargs={"max_gen_toks": 8})
+    study = prepare_study(addsub_config)
     write_jsonl(own_data / "gsm8k" / "test.jsonl", worked_sums(5))
-    gsm8k = prepare_study(replace(given, task=SOURCE, gen_kwargs=None))
-    assert study.study_id == gsm8k.study_id and study.folder == gsm8k.folder
-    assert study.samples == gsm8k.samples and list(study.samples) == ["gsm8k"]
+    gsm8k = prepare_study(replace(addsub_config, task=SOURCE, gen_kwargs=None))
+    assert study.study_id == gsm8k.study_id
+    assert study.folder == gsm8k.folder
+    assert study.samples == gsm8k.samples
+    assert list(study.samples) == ["gsm8k"]
     evaluated = study.tuned_config()
-    assert evaluated.task.name == "addsub" and evaluated.gen_kwargs == {"max_gen_toks": 8}
+    assert evaluated.task.name == "addsub"
+    assert evaluated.gen_kwargs == {"max_gen_toks": 8}
     assert evaluated.method.temperature == str(gsm8k.folder / "best.yaml")
-    assert job_of(given).studies[0].evaluated.task.name == "addsub"
+    assert job_of(addsub_config).studies[0].evaluated.task.name == "addsub"
     tasks = load_tasks(study.evaluated)
     assert len(select_documents(study.evaluated, tasks, frozenset(study.documents))["addsub"]) == 12
 
@@ -175,8 +181,11 @@ def test_gsm8ks_option_is_what_a_study_on_it_takes(tiny_olmoe_dir, data, tmp_pat
 
     (cell,) = compose_or_explain(["task=gsm8k"])
     assert to_config(cell).task == SOURCE
-    given = tuned(tiny_olmoe_dir, data, tmp_path, "gsm8k", num_fewshot=1, tuning=PERPLEXITY)
-    assert prepare_study(given).study_id == prepare_study(replace(given, task=SOURCE)).study_id
+    gsm8k_config = tuned(tiny_olmoe_dir, data, tmp_path, "gsm8k", num_fewshot=1, tuning=PERPLEXITY)
+    assert (
+        prepare_study(gsm8k_config).study_id
+        == prepare_study(replace(gsm8k_config, task=SOURCE)).study_id
+    )
 
 
 @pytest.mark.parametrize("answers", [None, "bare"])
@@ -191,7 +200,8 @@ def test_choices_without_gsm8ks_answers_are_named(
     with pytest.raises(MoeLabError) as raised:
         prepare_study(addsub(tiny_olmoe_dir, own_data, tmp_path))
     message = str(raised.value)
-    assert "the study is GSM8K's" in message and "tuning.metric=accuracy" in message
+    assert "the study is GSM8K's" in message
+    assert "tuning.metric=accuracy" in message
     assert (str(file.parent) in message) == (answers is None)
 
 
@@ -199,23 +209,23 @@ WORKED = ["1 + 1 = <<1+1=2>>2\n#### 2", "#### 2"] * 3
 
 
 @pytest.mark.parametrize(
-    "task, rows, wanted",
+    "task, rows, expected",
     [
         ("addsub", sums(6), True),
-        ("gsm8k", [{"question": "1+1?", "answer": each} for each in WORKED], False),
+        ("gsm8k", [{"question": "1+1?", "answer": answer} for answer in WORKED], False),
         ("gsm8k", [{"question": "1+1?", "answer": "#### 2"}] * 6, True),
         ("nq_open", [{"question": "Who?", "answer": ["Ann"]}] * 6, False),
         ("arc_easy", choices(6), False),
         ("toy_math", None, False),
     ],
 )
-def test_which_tasks_have_bare_answers_behind_steps(task, rows, wanted, tmp_path):
+def test_which_tasks_have_bare_answers_behind_steps(task, rows, expected, tmp_path):
     for split in ("train", "validation", "test") if rows else ():
         write_jsonl(tmp_path / task / f"{split}.jsonl", rows)
     places = {"data_dir": rows and str(tmp_path), "offline": True}
-    given = Config(method=get_method("roe").Config(), task=TaskConfig(name=task), **places)
-    [found] = load_tasks(given)["tasks"].values()
-    assert has_bare_answers(found) is wanted
+    task_config = Config(method=get_method("roe").Config(), task=TaskConfig(name=task), **places)
+    [task_found] = load_tasks(task_config)["tasks"].values()
+    assert has_bare_answers(task_found) is expected
 
 
 # The value of a trial
@@ -245,10 +255,8 @@ def test_perplexity_is_that_of_the_reference_answers(
     )
     cost = tokens = 0.0
     for document in study.task.task_docs:
-        context, answer = (
-            f"Question: {document['question']}\nAnswer:",
-            f" {ANSWERS[task](document)}",
-        )
+        context = f"Question: {document['question']}\nAnswer:"
+        answer = f" {ANSWERS[task](document)}"
         length = len(tokenizer(answer).input_ids)
         ids = torch.tensor([tokenizer(context).input_ids + tokenizer(answer).input_ids])
         with torch.no_grad():
@@ -283,8 +291,8 @@ def test_accuracy_is_lm_evals_and_the_same_again(tiny_olmoe_dir, data, tmp_path,
     right = 0
     for document in study.task.task_docs:
         prompt = f"Question: {document['question']}\nAnswer:"
-        asked = [_instance((prompt, f" {text}")) for text in document["choices"]["text"]]
-        scores = [lm.loglikelihood([one])[0][0] for one in asked]
+        requests = [_instance((prompt, f" {text}")) for text in document["choices"]["text"]]
+        scores = [lm.loglikelihood([request])[0][0] for request in requests]
         right += "ABC"[scores.index(max(scores))] == document["answerKey"]
     value = measure(lm, None, lambda *_: None)
     assert value == right / 4 == measure(lm, None, lambda *_: None)
@@ -309,7 +317,8 @@ def test_pruning_stops_only_what_cannot_be_best(tiny_olmoe_dir, data, tmp_path, 
         with pytest.raises(Pruned):
             measure(lm, 1.5, lambda *reported, seen=seen: seen.append(reported))
         [(partial, count)] = seen
-        assert count < len(measure.requests) and partial > 1.5
+        assert count < len(measure.requests)
+        assert partial > 1.5
         # nothing is left of the pruned trial
         assert measure(lm, None, lambda *_: None) == pytest.approx(value)
 
@@ -342,7 +351,8 @@ def length_task(tmp_path):
         folder / "rows.jsonl", [{"q": f"{i} plus {i} ?", "label": str(2 * i)} for i in range(40)]
     )
     (folder / "length.py").write_text(
-        "def length(references=None, predictions=None, **_):\n    return float(len(predictions[0]))\n"
+        "def length(references=None, predictions=None, **_):\n"
+        "    return float(len(predictions[0]))\n"
     )
     (folder / "length.yaml").write_text(LENGTH.format(folder=folder))
     return ["task=lm_eval", "task.name=answer_length", f"task.include_path={folder}", "model=tiny"]
@@ -370,10 +380,10 @@ def test_a_study_of_an_error_is_minimized(length_task, search, tmp_path):
         for cell in compose_or_explain([*words, f"output_dir={tmp_path}/out"])
     ]
     assert study.search.direction == "minimize"
-    [other] = compose_or_explain(
+    [error_search] = compose_or_explain(
         [*words, f"output_dir={tmp_path}/out", "task.metric='exact_match,none'"]
     )
-    assert prepare_study(to_config(other)).search.direction == "maximize"
+    assert prepare_study(to_config(error_search)).search.direction == "maximize"
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The trials of a study on disk.
 
-Broken by: a trial that is lost, made twice or beyond n_trials, a limit other than the worst, a dead process waited for, a
-sampler whose choices depend on where a study was interrupted.
+Broken by: a trial that is lost, made twice or beyond n_trials, a limit other than the worst,
+a dead process waited for, a sampler whose choices depend on where a study was interrupted.
 """
 
 import multiprocessing
@@ -37,12 +37,16 @@ def value(temperatures: list[float]) -> float:
     return sum((t - 0.2) ** 2 for t in temperatures)
 
 
-def run(folder: Path, wanted: LayerTemperatures, most: int | None = None) -> list[tuple]:
-    """Compute up to `most` of what is missing."""
+def run(
+    folder: Path, wanted_search: LayerTemperatures, trial_count: int | None = None
+) -> list[tuple]:
+    """Compute up to `trial_count` of what is missing."""
     made = []
-    with Trials(folder, wanted, seed=3) as trials:
-        while (most is None or len(made) < most) and (trial := trials.claim()) is not None:
-            temperatures = wanted.temperatures(trial)
+    with Trials(folder, wanted_search, seed=3) as trials:
+        while (trial_count is None or len(made) < trial_count) and (
+            trial := trials.claim()
+        ) is not None:
+            temperatures = wanted_search.temperatures(trial)
             trials.tell(trial, value(temperatures))
             made.append((trial.number, temperatures))
     return made
@@ -50,10 +54,13 @@ def run(folder: Path, wanted: LayerTemperatures, most: int | None = None) -> lis
 
 def test_trial_0_is_the_untuned_model_and_n_trials_is_a_total(tmp_path):
     folder = tmp_path / "a folder, with 100%"
-    made = run(folder, search(6), most=4)
+    made = run(folder, search(6), trial_count=4)
     assert made[0] == (0, [0.0] * 5)
     assert [number for number, _ in made] == [0, 1, 2, 3]
-    assert all(t[0] == t[-1] == 0 and all(0 <= x <= 0.5 for x in t) for _, t in made)
+    for _, temperatures in made:
+        assert temperatures[0] == temperatures[-1] == 0
+        assert min(temperatures) >= 0
+        assert max(temperatures) <= 0.5
     assert [number for number, _ in run(folder, search(6))] == [4, 5]
     assert run(folder, search(6)) == []
     assert [number for number, _ in run(folder, search(8))] == [6, 7]
@@ -61,17 +68,21 @@ def test_trial_0_is_the_untuned_model_and_n_trials_is_a_total(tmp_path):
 
 @pytest.mark.slow
 def test_an_enlarged_study_keeps_its_start(tmp_path):
-    """Broken by trials that depend on the moment of an interruption, or on a budget that comes later."""
+    """Broken by trials that depend on the moment of an interruption, or on a later budget."""
     unbroken = run(tmp_path / "unbroken", search(6)) + run(tmp_path / "unbroken", search(14))
-    broken = run(tmp_path / "broken", search(6), most=1) + run(tmp_path / "broken", search(6))
-    broken += run(tmp_path / "broken", search(14), most=3) + run(tmp_path / "broken", search(14))
+    broken = run(tmp_path / "broken", search(6), trial_count=1) + run(
+        tmp_path / "broken", search(6)
+    )
+    broken += run(tmp_path / "broken", search(14), trial_count=3) + run(
+        tmp_path / "broken", search(14)
+    )
     assert unbroken == broken
     assert unbroken[2:] != run(tmp_path / "at once", search(14))[2:]
 
 
 @pytest.mark.slow
 def test_a_trial_whose_process_died_is_taken_over_as_it_was(tmp_path):
-    run(tmp_path, search(5), most=2)
+    run(tmp_path, search(5), trial_count=2)
 
     def die() -> None:
         trials = Trials(tmp_path, search(5), seed=3).__enter__()
@@ -89,11 +100,12 @@ def test_a_trial_whose_process_died_is_taken_over_as_it_was(tmp_path):
 
 @pytest.mark.slow
 def test_a_trial_that_was_killed_while_it_drew_draws_the_rest_as_it_would_have(tmp_path):
-    wanted = search(14)
-    unbroken = run(tmp_path / "a", wanted)
-    run(tmp_path / "b", wanted, most=12)
-    with Trials(tmp_path / "b", wanted, seed=3) as trials:
-        sampler, drawn = trials._sampler, []
+    wanted_search = search(14)
+    unbroken = run(tmp_path / "a", wanted_search)
+    run(tmp_path / "b", wanted_search, trial_count=12)
+    with Trials(tmp_path / "b", wanted_search, seed=3) as trials:
+        sampler = trials._sampler
+        drawn = []
 
         def killed(number, place):
             if len(drawn) == 2:
@@ -105,15 +117,16 @@ def test_a_trial_that_was_killed_while_it_drew_draws_the_rest_as_it_would_have(t
         with pytest.raises(KeyboardInterrupt):
             trials.claim()
         assert len(trials.study.get_trials()[12].params) == 2
-    rest = run(tmp_path / "b", wanted)
-    assert [number for number, _ in rest] == [12, 13] and rest == unbroken[12:]
+    remaining = run(tmp_path / "b", wanted_search)
+    assert [number for number, _ in remaining] == [12, 13]
+    assert remaining == unbroken[12:]
 
 
 def test_a_storage_that_cannot_be_used_is_named(tmp_path):
     run(tmp_path, search(2))
     (tmp_path / "storage.db").write_bytes(b"no database at all" * 100)
-    told = r"storage\.db could not be read .*\n.*move its folder away"
-    with pytest.raises(ResultsError, match=told), storage_errors(tmp_path):
+    message = r"storage\.db could not be read .*\n.*move its folder away"
+    with pytest.raises(ResultsError, match=message), storage_errors(tmp_path):
         run(tmp_path, search(3))
 
 
@@ -129,19 +142,18 @@ def test_two_processes_share_a_study(tmp_path):
                 made.append(trial.number)
         (tmp_path / name).write_text(" ".join(map(str, made)))
 
-    both = [fork.Process(target=work, args=(name,)) for name in ("one", "other")]
-    for process in both:
+    processes = [fork.Process(target=work, args=(name,)) for name in ("one", "other")]
+    for process in processes:
         process.start()
-    for process in both:
+    for process in processes:
         process.join(120)
-    numbers = [
-        int(number) for name in ("one", "other") for number in (tmp_path / name).read_text().split()
-    ]
-    assert sorted(numbers) == list(range(30))
+    numbers = (tmp_path / "one").read_text().split() + (tmp_path / "other").read_text().split()
+    assert sorted(map(int, numbers)) == list(range(30))
     with Trials(tmp_path, search(30), seed=3) as trials:
         assert trials.claim() is None
         finished = trials.finished()
-    assert len(finished) == 30 and len({tuple(trial.params.values()) for trial in finished}) == 30
+    assert len(finished) == 30
+    assert len({tuple(trial.params.values()) for trial in finished}) == 30
 
 
 @pytest.mark.slow
@@ -156,36 +168,37 @@ def test_a_study_waits_for_a_living_process(tmp_path):
             time.sleep(1.5)
             trials.tell(trial, value(search(1).temperatures(trial)))
 
-    other = fork.Process(target=work)
-    other.start()
+    other_process = fork.Process(target=work)
+    other_process.start()
     assert claimed.wait(60)
     with Trials(tmp_path, search(1), seed=3) as trials:
         assert trials.claim() is None
         assert [trial.number for trial in trials.finished()] == [0]
-    other.join(60)
-    assert other.exitcode == 0
+    other_process.join(60)
+    assert other_process.exitcode == 0
 
 
 def test_of_equal_trials_the_untuned_one_is_best_and_pruned_ones_count_and_are_never_best(tmp_path):
     with Trials(tmp_path / "equal", search(4, metric="accuracy"), seed=0) as trials:
-        for given in (0.5, 0.4, 0.5, 0.5):
+        for score in (0.5, 0.4, 0.5, 0.5):
             trial = trials.claim()
-            trials.tell(trial, given)
+            trials.tell(trial, score)
         assert trials.best().number == 0
     with Trials(tmp_path / "pruned", search(3), seed=0) as trials:
-        for given in (1.0, None, 2.0):
+        for score in (1.0, None, 2.0):
             trial = trials.claim()
-            if given is None:
+            if score is None:
                 trial.report(0.1, 2)
-            trials.tell(trial, given)
-        assert len(trials.finished()) == 3 and trials.best().number == 0
+            trials.tell(trial, score)
+        assert len(trials.finished()) == 3
+        assert trials.best().number == 0
         assert trials.claim() is None
 
 
 def test_pruning_begins_after_the_random_trials_and_is_by_the_worst(tmp_path):
     with Trials(tmp_path, search(30), seed=0) as trials:
-        for given in [1.2, 1.5, 1.1, 1.3, 1.3, 1.3, 1.3, 1.3, 1.3]:
-            trials.tell(trials.claim(), given)
+        for score in [1.2, 1.5, 1.1, 1.3, 1.3, 1.3, 1.3, 1.3, 1.3]:
+            trials.tell(trials.claim(), score)
         assert trials.worst() is None
         trials.tell(trials.claim(), 1.4)
         assert trials.worst() == 1.5
@@ -214,9 +227,10 @@ def test_the_sampler_is_the_papers_and_tells_other_processes(tmp_path):
 
 def test_optuna_finds_a_study_by_its_folder_and_an_enqueued_trial_is_tried(tmp_path):
     folder = tmp_path / "tiny-toy-1a2b3c4d"
-    run(folder, search(4), most=2)
+    run(folder, search(4), trial_count=2)
     study = optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / STORAGE}")
     assert study.metric_names == ["perplexity"]
     study.enqueue_trial({"layer_1": 0.4, "layer_2": 0.3, "layer_3": 0.2})
     made = run(folder, search(4))
-    assert made[0] == (2, [0.0, 0.4, 0.3, 0.2, 0.0]) and [number for number, _ in made] == [2, 3]
+    assert made[0] == (2, [0.0, 0.4, 0.3, 0.2, 0.0])
+    assert [number for number, _ in made] == [2, 3]

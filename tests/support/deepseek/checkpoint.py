@@ -1,4 +1,5 @@
-"""A small checkpoint as DeepSeek-MoE-16B is published: its configuration's keys, its parameters' names."""
+"""A small checkpoint as DeepSeek-MoE-16B is published: its configuration's
+keys, its parameters' names."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,8 @@
-"""DeepSeekMoE written out from its paper's equations, slowly and in float64, over the published parameter names.
+"""DeepSeekMoE written out from its paper's equations, slowly and in float64, over
+the published parameter names.
 
-One sequence, no cache, one expert after another. Nothing here is shared with `moe_lab` or transformers.
+One sequence, no cache, one expert after another. Nothing here is shared with
+`moe_lab` or transformers.
 
 S = positions, H = hidden size, D = size of a head.
 """
@@ -71,7 +73,8 @@ class Reference:
         out_D = np.empty_like(vector_D)
         for i in range(half):
             angle = position * self.config["rope_theta"] ** (-2 * i / len(vector_D))
-            a, b = vector_D[i], vector_D[i + half]
+            a = vector_D[i]
+            b = vector_D[i + half]
             out_D[i] = a * math.cos(angle) - b * math.sin(angle)
             out_D[i + half] = b * math.cos(angle) + a * math.sin(angle)
         return out_D
@@ -84,7 +87,8 @@ class Reference:
         return down @ (gated / (1 + np.exp(-gated)) * (up @ hidden_H))
 
     def experts(self, prefix: str, hidden_H: Array) -> Array:
-        """Equations 9 to 11: the shared experts, and the top-k routed ones weighted by their share of a softmax."""
+        """Equations 9 to 11: the shared experts, and the top-k routed experts weighted
+        by their share of a softmax."""
         scores_E = softmax(self.weights[f"{prefix}gate.weight"] @ hidden_H)
         chosen = sorted(range(len(scores_E)), key=lambda expert: -scores_E[expert])
         chosen = chosen[: self.config["num_experts_per_tok"]]

@@ -21,13 +21,13 @@ def new_command() -> None:
 
 @dataclass(frozen=True)
 class Commands:
-    """Runs the command as a user types it, in processes of their own with one cache and one output folder."""
+    """Runs the command in new processes, with one cache and one output folder."""
 
     hub: Hub
     folder: Path
 
     def run(self, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        own = {
+        variables = {
             "HF_ENDPOINT": self.hub.url,
             "HF_HOME": str(self.folder / "hf"),
             "PYTHONPATH": str(ROOT),
@@ -40,7 +40,7 @@ class Commands:
         }
         return subprocess.run(
             [sys.executable, "-m", "moe_lab", *overrides, f"output_dir={self.folder / 'outputs'}"],
-            env=inherited | own | environment,
+            env=inherited | variables | environment,
             capture_output=True,
             text=True,
             timeout=120,

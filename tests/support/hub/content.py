@@ -1,4 +1,5 @@
-"""What the loopback hub holds: a small random OLMoE under its real id, and invented rows in GSM8K's real layout."""
+"""What the loopback hub holds: a small random OLMoE under its real id, and invented
+rows in GSM8K's real layout."""
 
 import io
 from pathlib import Path
@@ -60,9 +61,9 @@ def _parquet(numbers: range) -> bytes:
     questions = []
     answers = []
     for cups in numbers:
-        more = cups % 5
-        questions.append(f"Eve has {cups} cups and gets {more} more. How many?")
-        answers.append(f"{cups}+{more}={cups + more}\n#### {cups + more}")
+        extra = cups % 5
+        questions.append(f"Eve has {cups} cups and gets {extra} more. How many?")
+        answers.append(f"{cups}+{extra}={cups + extra}\n#### {cups + extra}")
     table = pyarrow.table({"question": questions, "answer": answers})
     file = io.BytesIO()
     pyarrow.parquet.write_table(table, file)

@@ -1,4 +1,5 @@
-"""What is published with the models in conf/model: config.json, older spellings of keys included, and GPT-OSS's template.
+"""What is published with the models in conf/model: config.json, older spellings of keys
+included, and GPT-OSS's template.
 
 Keys that have the default of transformers' configuration are left out, but for DeepSeek's.
 """

@@ -68,7 +68,10 @@ def entry_of(path: str, files: dict[str, bytes]) -> dict[str, Any] | None:
 
 
 def tree_of(files: dict[str, bytes], below: str, recursive: bool) -> list[Any]:
-    """The entries of a folder ("": all), in the order of their paths; `recursive`: those of its folders, too."""
+    """The entries of a folder ("": all), in the order of their paths.
+
+    `recursive`: also those of its folders.
+    """
     paths = set()
     for name in files:
         if below and not name.startswith(f"{below}/"):

@@ -1,7 +1,9 @@
-"""A small hub on 127.0.0.1 that speaks what huggingface_hub, transformers and datasets ask of the real one.
+"""A small hub on 127.0.0.1 that speaks what huggingface_hub, transformers
+and datasets ask of the real one.
 
-Large files are redirected to another origin, as the hub does with its CDN. Faults can be ordered, and every answer is
-logged with the bytes that were sent, so that tests can tell what was fetched twice.
+Large files are redirected to another origin, as the hub does with its CDN. Faults can
+be ordered, and every answer is logged with the bytes that were sent, so that tests can
+tell what was fetched twice.
 """
 
 import json
@@ -115,7 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         url = urlsplit(self.path)
-        self.route, self.query = unquote(url.path).lstrip("/"), parse_qs(url.query)
+        self.route = unquote(url.path).lstrip("/")
+        self.query = parse_qs(url.query)
         self.failing = self.hub.fault(f"{self.command} {self.route}")
         if self.failing and self.failing.stall is not None:
             time.sleep(self.failing.stall)
@@ -150,21 +153,25 @@ class _Handler(BaseHTTPRequestHandler):
         return repository, commit
 
     def _api(self) -> None:
-        _, kind, owner, name, *rest = [*self.route.split("/"), "", ""][:12]
-        rest = [part for part in rest if part]
-        verb, revision = (rest[0], rest[1]) if len(rest) > 1 else ("revision", "main")
-        found = self._find(kind, f"{owner}/{name}", revision)
-        if found is None:
+        _, kind, owner, name, *remaining = [*self.route.split("/"), "", ""][:12]
+        remaining = [part for part in remaining if part]
+        verb, revision = (
+            (remaining[0], remaining[1]) if len(remaining) > 1 else ("revision", "main")
+        )
+        found_repository = self._find(kind, f"{owner}/{name}", revision)
+        if found_repository is None:
             return
-        repository, commit = found
+        repository, commit = found_repository
         files = repository.commits[commit]
         if verb == "tree":
-            below = "/".join(rest[2:])
+            below = "/".join(remaining[2:])
             return self._json(tree_of(files, below, "recursive" in self.query))
         if verb == "paths-info":
             form = parse_qs(self.body.decode())
-            wanted = form.get("paths") or json.loads(self.body or b"{}").get("paths", [])
-            return self._json([entry_of(path, files) for path in wanted if entry_of(path, files)])
+            wanted_paths = form.get("paths") or json.loads(self.body or b"{}").get("paths", [])
+            return self._json(
+                [entry_of(path, files) for path in wanted_paths if entry_of(path, files)]
+            )
         siblings = [{"rfilename": path} for path in files]
         about = {
             "_id": "0",
@@ -178,15 +185,15 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _file(self) -> None:
-        place, _, rest = self.route.partition("/resolve/")
+        place, _, file_name = self.route.partition("/resolve/")
         kind, place = (
             ("datasets", place[9:]) if place.startswith("datasets/") else ("models", place)
         )
-        revision, _, path = rest.partition("/")
-        found = self._find(kind, place, revision)
-        if found is None:
+        revision, _, path = file_name.partition("/")
+        found_repository = self._find(kind, place, revision)
+        if found_repository is None:
             return
-        repository, commit = found
+        repository, commit = found_repository
         if repository.gated and not self.authorized:
             return self._error(401, "GatedRepo", f"Access to model {repository.id} is restricted.")
         data = repository.commits[commit].get(path)
@@ -208,12 +215,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_file(data, {"ETag": f'"{etag(path, data)}"'})
 
     def _send_file(self, data: bytes, headers: dict[str, str]) -> None:
-        wanted = self.headers.get("Range", "")
-        start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
-        if wanted:
+        byte_range = self.headers.get("Range", "")
+        start = int(byte_range.removeprefix("bytes=").partition("-")[0]) if byte_range else 0
+        if byte_range:
             headers |= {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
         headers |= {"Accept-Ranges": "bytes"}
-        self._send(206 if wanted else 200, data[start:], headers, start)
+        self._send(206 if byte_range else 200, data[start:], headers, start)
 
     def _json(self, content: Any) -> None:
         self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})

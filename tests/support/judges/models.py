@@ -1,4 +1,5 @@
-"""Small judge models with random weights in local folders, and what they say by a slow direct computation."""
+"""Small judge models with random weights in local folders, and what they say
+by a slow direct computation."""
 
 from pathlib import Path
 
@@ -9,11 +10,13 @@ from tests.support.families import VOCAB
 from tests.support.models import make_model, make_tokenizer
 
 GUARD_TEMPLATE = (
-    "{{ bos_token }}Is the last answer safe?\n{% for message in messages %}{{ message['role'] | upper }}: "
+    "{{ bos_token }}Is the last answer safe?\n"
+    "{% for message in messages %}{{ message['role'] | upper }}: "
     "{{ message['content'] | trim }}\n{% endfor %}Verdict:"
 )
 PARTS_TEMPLATE = (
-    "{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'text' %}"
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}"
     "{{ part['text'] | trim }}\n{% endif %}{% endfor %}{% endfor %}Verdict:"
 )
 
@@ -57,7 +60,7 @@ def reward_directly(folder: Path, prompt: str, answer: str) -> float:
 def guard_folder(
     folder: Path, template: str | None = GUARD_TEMPLATE, seed: int = 5, verdicts: bool = True
 ) -> Path:
-    """A random Llama; with `verdicts`, one that writes "unsafe" or "safe", tokens of its own, and ends."""
+    """A random Llama; with `verdicts` it writes its own tokens "unsafe" or "safe", and ends."""
     model = make_model(
         "llama", seed=seed, hidden_size=32, num_hidden_layers=2, tie_word_embeddings=False
     )
@@ -83,7 +86,10 @@ def guard_directly(folder: Path, prompt: str, answer: str) -> str:
     """The first token that is written."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    text = f"{tokenizer.bos_token}Is the last answer safe?\nUSER: {prompt.strip()}\nASSISTANT: {answer.strip()}\nVerdict:"
+    text = (
+        f"{tokenizer.bos_token}Is the last answer safe?\nUSER: {prompt.strip()}\n"
+        f"ASSISTANT: {answer.strip()}\nVerdict:"
+    )
     ids = torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])
     with torch.no_grad():
         return tokenizer.decode([int(model(ids).logits[0, -1].argmax())]).strip()

@@ -1,4 +1,5 @@
-"""A server on 127.0.0.1 that speaks the documented moderation API: verdicts by words, faults to order, and a log.
+"""A server on 127.0.0.1 that speaks the documented moderation API: verdicts by words,
+faults to order, and a log.
 
 Every text of an error is, or holds, the request's Authorization header.
 """
@@ -29,7 +30,10 @@ class Fault:
 
 
 class ModerationServer:
-    """Faults come first, then the answer; `asked` are all texts that got a verdict, `requests` all (time, status)."""
+    """Ordered faults come first, then the answer.
+
+    `asked` has all texts that got a verdict, `requests` has (time, status) of all requests.
+    """
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
@@ -85,16 +89,16 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # headers and body are two packets: the second would wait 40 ms
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        fault = self.moderation.fault_for(asked["input"])
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        fault = self.moderation.fault_for(request["input"])
         if self.headers["Authorization"] != f"Bearer {KEY}":
             return self._error(401, "Incorrect API key provided:")
         if fault is not None:
             return self._error(fault.status, "ordered")
-        if self.path != "/v1/moderations" or not asked["model"].startswith("omni-moderation"):
+        if self.path != "/v1/moderations" or not request["model"].startswith("omni-moderation"):
             return self._error(404, "no such model")
-        self.moderation.asked.append(asked["input"])
-        content = {"id": "modr-1", "model": MODEL, "results": [result(asked["input"])]}
+        self.moderation.asked.append(request["input"])
+        content = {"id": "modr-1", "model": MODEL, "results": [result(request["input"])]}
         self._send(200, json.dumps(content).encode())
 
     def _error(self, status: int, message: str) -> None:

@@ -1,4 +1,5 @@
-"""Breaks if tasks of the installed lm-eval are asked, filtered, scored or logged otherwise than this package expects."""
+"""Breaks if tasks of the installed lm-eval are asked, filtered, scored or logged otherwise
+than this package expects."""
 
 from pathlib import Path
 from shutil import copy
@@ -31,8 +32,8 @@ class Numbers(AnsweringLM):
         super().__init__(lambda: None)
 
     def _answer(self, kind: str, requests: list[Any]) -> list[Any]:
-        each = (-2.0, True) if kind == "loglikelihood" else -2.0
-        return answers_for_lm_eval(kind, [each] * len(requests))
+        reply = (-2.0, True) if kind == "loglikelihood" else -2.0
+        return answers_for_lm_eval(kind, [reply] * len(requests))
 
 
 @pytest.mark.parametrize(
@@ -40,16 +41,20 @@ class Numbers(AnsweringLM):
 )
 def test_a_logged_sample_has_the_text_and_what_was_answered(name, responses):
     task = load_task(None, name)
-    found = evaluate_tasks(
+    evaluated = evaluate_tasks(
         Config(), {"tasks": {name: task}, "groups": {}, "group_map": {}}, Numbers(), {name: [3]}
     )
-    [sample] = found.samples[name]
+    [sample] = evaluated.samples[name]
     document = evaluated_documents(task)[3]
-    assert sample["doc_id"] == 3 and sample["doc"] == document
+    assert sample["doc_id"] == 3
+    assert sample["doc"] == document
     assert sample["target"] == document["text" if name == "toy_text" else "word"]
-    asked = (document["text"],) if name == "toy_text" else (document["context"], document["word"])
-    assert [tuple(arguments) for arguments in sample["arguments"]] == [asked]
-    assert sample["resps"] == responses and sample["filtered_resps"] == responses[0]
+    expected_arguments = (
+        (document["text"],) if name == "toy_text" else (document["context"], document["word"])
+    )
+    assert [tuple(arguments) for arguments in sample["arguments"]] == [expected_arguments]
+    assert sample["resps"] == responses
+    assert sample["filtered_resps"] == responses[0]
 
 
 def test_each_choice_of_winogrande_has_a_prompt(tmp_path):
@@ -57,10 +62,8 @@ def test_each_choice_of_winogrande_has_a_prompt(tmp_path):
     task = load_task(tmp_path, "winogrande", num_fewshot=0)
     task.build_all_requests()
     [document] = evaluated_documents(task)
-    assert (
-        has_prompt_per_choice(task)
-        and number_of_choices(task, document) == len(task.instances) == 2
-    )
+    assert has_prompt_per_choice(task)
+    assert number_of_choices(task, document) == len(task.instances) == 2
     right = task.instances[gold_choice(task, document)].args[0]
     assert right.endswith(document[f"option{document['answer']}"])
     letters = load_task(tmp_path, "winogrande", num_fewshot=0, answer="letters")
@@ -78,10 +81,14 @@ def test_tasks_of_a_group_have_their_own_names(tmp_path, small_index):
 
 def test_without_metrics_a_task_keeps_its_filters_unless_they_execute_code(tmp_path):
     plain = load_task(small_data(tmp_path), "gsm8k", num_fewshot=0, predict_only=True)
-    assert [each.name for each in output_filters(plain)] == ["strict-match", "flexible-extract"]
+    assert [task_filter.name for task_filter in output_filters(plain)] == [
+        "strict-match",
+        "flexible-extract",
+    ]
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
     code = load_task(tmp_path, "humaneval", predict_only=True)
-    assert executes_code(code) and [each.name for each in output_filters(code)] == ["none"]
+    assert executes_code(code)
+    assert [task_filter.name for task_filter in output_filters(code)] == ["none"]
     for task in (plain, code):
         assert list(task.aggregation()) == ["bypass"]
 
@@ -105,4 +112,5 @@ metric_list: [{metric: exact_match}]
     task = load_task(None, "sums", include_path=str(tmp_path), num_fewshot=2)
     task.build_all_requests()
     for instance in task.instances:
-        assert instance.args[0].count("other") == 2 and instance.args[0].count("test") == 1
+        assert instance.args[0].count("other") == 2
+        assert instance.args[0].count("test") == 1

@@ -1,5 +1,5 @@
-"""Breaks if one metric's error costs another metric, an answer or a run that it is compared with; if the failure is named
-without task, metric or document; or if lm-eval resamples.
+"""Breaks if one metric's error costs another metric, an answer or a run that it is compared with;
+if the failure is named without task, metric or document; or if lm-eval resamples.
 """
 
 import json
@@ -90,7 +90,7 @@ def evaluated(
     evaluated = evaluate_tasks(
         Config(), {"tasks": {"mine": task}}, Answers(texts), {"mine": numbers}
     )
-    found = {
+    outcome = {
         **evaluated.content,
         "samples": evaluated.samples,
         "failures": evaluated.failures,
@@ -98,29 +98,29 @@ def evaluated(
     assert not {"apply_filters", "process_results", "aggregation"} & vars(task).keys(), (
         "the task is as before"
     )
-    found["scores"] = {
+    outcome["scores"] = {
         key: None if isinstance(value, float) and math.isnan(value) else value
-        for key, value in found["results"]["mine"].items()
+        for key, value in outcome["results"]["mine"].items()
         if "," in key
     }
-    found["said"] = [str(failure) for failure in found["failures"]]
-    return found
+    outcome["said"] = [str(failure) for failure in outcome["failures"]]
+    return outcome
 
 
 def score_of_lm_eval(
     folder: Path, metric: str, numbers: list[int], texts: Sequence[str] = ("1",)
 ) -> Any:
-    """lm-eval's own score of the task `mine`; None where it has none, because it fails or computes no number."""
+    """lm-eval's own score of the task `mine`; None where its metric fails or computes no number."""
     task = load_task(folder, "mine", include_path=str(folder))
-    given: Any = {"tasks": {"mine": task}}
+    tasks: Any = {"tasks": {"mine": task}}
     try:
-        found = evaluate(
-            lm=Answers(texts), task_dict=given, samples={"mine": numbers}, bootstrap_iters=0
+        evaluated_task = evaluate(
+            lm=Answers(texts), task_dict=tasks, samples={"mine": numbers}, bootstrap_iters=0
         )
     except Exception:
         return None
-    assert found is not None
-    score = found["results"]["mine"][metric]
+    assert evaluated_task is not None
+    score = evaluated_task["results"]["mine"][metric]
     return score if is_number(score) else None
 
 
@@ -130,34 +130,36 @@ def questions(*answers: Any) -> list[dict[str, Any]]:
 
 def test_brier_score_of_questions_with_other_numbers_of_choices(tmp_path):
     choices = [["a", "b"], ["a", "b"], ["c", "d"], ["a", "b", "c"]]
-    rows = [{"question": "q?", "choices": each, "answer": 1} for each in choices]
+    rows = [{"question": "q?", "choices": options, "answer": 1} for options in choices]
     metrics = "metric_list: [{metric: acc}, {metric: brier_score}]"
-    found = evaluated(tmp_path, CHOICES + metrics, rows)
-    assert found["scores"]["acc,none"] == 0.0
+    outcome = evaluated(tmp_path, CHOICES + metrics, rows)
+    assert outcome["scores"]["acc,none"] == 0.0
     # 0.4 has none, and 0.5 a mean
-    theirs = score_of_lm_eval(tmp_path, "brier_score,none", [1, 2, 3])
-    assert found["scores"]["brier_score,none"] == theirs
-    if theirs is None:
-        [said] = found["said"]
-        assert said.startswith(
+    score_of_hf = score_of_lm_eval(tmp_path, "brier_score,none", [1, 2, 3])
+    assert outcome["scores"]["brier_score,none"] == score_of_hf
+    if score_of_hf is None:
+        [failure] = outcome["said"]
+        assert failure.startswith(
             "mine, brier_score,none, document 3: ValueError: setting an array element"
         )
     whole = evaluated(tmp_path, CHOICES + metrics, rows[:3])
-    assert whole["scores"]["brier_score,none"] == pytest.approx(0.5) and whole["said"] == []
+    assert whole["scores"]["brier_score,none"] == pytest.approx(0.5)
+    assert whole["said"] == []
     [value, _] = [Sample.of(line).values["brier_score"] for line in whole["samples"]["mine"]]
-    expected = (1, [0.5, 0.5]) if theirs is None else 0.5
+    expected = (1, [0.5, 0.5]) if score_of_hf is None else 0.5
     assert value == expected, "an array is a list, which a log keeps"
 
 
 def test_a_metric_that_is_no_number_in_lm_eval(tmp_path):
     rows = [{"question": "q?", "choices": ["a", "b"], "answer": 1}] * 3
-    found = evaluated(
+    outcome = evaluated(
         tmp_path, CHOICES + "metric_list: [{metric: likelihood}, {metric: acc}]", rows
     )
-    theirs = score_of_lm_eval(tmp_path, "likelihood,none", [1, 2])  # 0.4 has none, and 0.5 a mean
-    assert found["scores"]["likelihood,none"] == theirs and found["scores"]["acc,none"] == 0.0
-    if theirs is None:
-        assert found["said"] == [
+    expected = score_of_lm_eval(tmp_path, "likelihood,none", [1, 2])  # 0.4 has none, and 0.5 a mean
+    assert outcome["scores"]["likelihood,none"] == expected
+    assert outcome["scores"]["acc,none"] == 0.0
+    if expected is None:
+        assert outcome["said"] == [
             "mine, likelihood,none, document 1: its value is (1, (-3.0, -3.0)), which is no number"
         ]
 
@@ -169,21 +171,23 @@ METRICS = (
 
 def test_perplexity_of_text_without_spaces(tmp_path):
     """exp(nats per word) is above the largest float64 where a page is one word."""
-    found = evaluated(
+    outcome = evaluated(
         tmp_path, PAGES + METRICS, [{"page": "x"}, {"page": "y" * 2000}, {"page": "z" * 2000}]
     )
-    assert found["scores"]["word_perplexity,none"] is None
-    assert found["scores"]["byte_perplexity,none"] == pytest.approx(math.exp(0.8))
-    assert found["said"] == [
+    assert outcome["scores"]["word_perplexity,none"] is None
+    assert outcome["scores"]["byte_perplexity,none"] == pytest.approx(math.exp(0.8))
+    assert outcome["said"] == [
         "mine, word_perplexity,none, document 1: OverflowError: math range error"
     ]
 
 
 def test_empty_pages(tmp_path):
-    found = evaluated(tmp_path, PAGES + METRICS, [{"page": ""}, {"page": ""}])
-    assert found["scores"]["word_perplexity,none"] == 1.0, "lm-eval counts one word"
-    assert found["scores"]["byte_perplexity,none"] is found["scores"]["bits_per_byte,none"] is None
-    assert [said.partition(": ")[0] for said in found["said"]] == [
+    outcome = evaluated(tmp_path, PAGES + METRICS, [{"page": ""}, {"page": ""}])
+    assert outcome["scores"]["word_perplexity,none"] == 1.0, "lm-eval counts one word"
+    assert (
+        outcome["scores"]["byte_perplexity,none"] is outcome["scores"]["bits_per_byte,none"] is None
+    )
+    assert [failure.partition(": ")[0] for failure in outcome["said"]] == [
         "mine, byte_perplexity,none, document 0",
         "mine, bits_per_byte,none, document 0",
     ]
@@ -192,12 +196,15 @@ def test_empty_pages(tmp_path):
 def test_an_answer_that_reads_as_a_list(tmp_path):
     """lm-eval 0.4 takes [1, 2] for two right answers, and its pattern takes no numbers."""
     pattern = "{metric: exact_match, regexes_to_ignore: [x]}"
-    found = evaluated(tmp_path, TEXTS + f"metric_list: [{pattern}]", questions("[1, 2]", "[1, 2]"))
-    theirs = score_of_lm_eval(tmp_path, "exact_match,none", [0, 1])
-    assert found["scores"]["exact_match,none"] == theirs
-    if theirs is None:
-        assert found["said"] == [
-            "mine, exact_match,none, document 0: TypeError: expected string or bytes-like object, got 'int'"
+    outcome = evaluated(
+        tmp_path, TEXTS + f"metric_list: [{pattern}]", questions("[1, 2]", "[1, 2]")
+    )
+    expected = score_of_lm_eval(tmp_path, "exact_match,none", [0, 1])
+    assert outcome["scores"]["exact_match,none"] == expected
+    if expected is None:
+        assert outcome["said"] == [
+            "mine, exact_match,none, document 0: TypeError: expected string or bytes-like "
+            "object, got 'int'"
         ]
 
 
@@ -211,8 +218,8 @@ OWN = [
 def test_values_that_are_no_numbers_and_an_aggregation_that_raises(tmp_path):
     yaml = TEXTS + PROCESS + "".join(OWN)
     yaml += "- {metric: worse, aggregation: !function functions.no_twos, higher_is_better: true}\n"
-    found = evaluated(tmp_path, yaml, questions("0", "1", "2", "3"))
-    assert found["scores"] == {
+    outcome = evaluated(tmp_path, yaml, questions("0", "1", "2", "3"))
+    assert outcome["scores"] == {
         "good,none": 1.0,
         "good_stderr,none": 0.0,
         "bad,none": None,
@@ -220,51 +227,61 @@ def test_values_that_are_no_numbers_and_an_aggregation_that_raises(tmp_path):
         "worse,none": None,
         "worse_stderr,none": "N/A",
     }
-    assert found["said"] == [
+    assert outcome["said"] == [
         "mine, bad,none, document 2: its value is None, which is no number",
         "mine, worse,none, document 2: ZeroDivisionError: division by zero",
     ]
-    values = [Sample.of(line).values for line in found["samples"]["mine"]]
-    assert [each.get("bad") for each in values] == [0.5, None, None] and values[2]["worse"] == 3
+    values = [Sample.of(line).values for line in outcome["samples"]["mine"]]
+    assert [value.get("bad") for value in values] == [0.5, None, None]
+    assert values[2]["worse"] == 3
     with pytest.raises(
         ResultsError, match=r"bad,none, document 2(.|\n)*Neither could worse,none of mine\."
     ):
-        check_scores(found["failures"])
+        check_scores(outcome["failures"])
 
 
 def test_arrays_without_a_dimension_are_numbers(tmp_path):
     """lm-eval's mean takes them: two of three are 1."""
-    process = "process_results: !function functions.of_arrays\nmetric_list: [{metric: good, aggregation: mean}]"
-    found = evaluated(tmp_path, TEXTS + process, questions("0", "0", "1", "2"))
-    assert found["said"] == [] and found["scores"]["good,none"] == pytest.approx(2 / 3)
-    assert [Sample.of(line).values for line in found["samples"]["mine"]] == [
+    process = (
+        "process_results: !function functions.of_arrays\n"
+        "metric_list: [{metric: good, aggregation: mean}]"
+    )
+    outcome = evaluated(tmp_path, TEXTS + process, questions("0", "0", "1", "2"))
+    assert outcome["said"] == []
+    assert outcome["scores"]["good,none"] == pytest.approx(2 / 3)
+    assert [Sample.of(line).values for line in outcome["samples"]["mine"]] == [
         {"good": n} for n in (0.0, 1.0, 1.0)
     ]
 
 
 def test_a_function_that_raises_and_a_score_that_is_a_list(tmp_path):
-    process = "process_results: !function functions.raises\nmetric_list: [{metric: good, aggregation: mean}]"
-    found = evaluated(tmp_path, TEXTS + process, questions("0", "1", "2", "3"))
-    assert found["said"] == [
+    process = (
+        "process_results: !function functions.raises\n"
+        "metric_list: [{metric: good, aggregation: mean}]"
+    )
+    outcome = evaluated(tmp_path, TEXTS + process, questions("0", "1", "2", "3"))
+    assert outcome["said"] == [
         "mine, good,none, document 2: ZeroDivisionError: integer division or modulo by zero"
     ]
     listed = "metric_list: [{metric: exact_match, aggregation: !function functions.array}]"
-    found = evaluated(tmp_path, TEXTS + listed, questions("0", "1", "2"))
-    assert found["said"] == ["mine, exact_match,none: its value is [2], which is no number"]
+    outcome = evaluated(tmp_path, TEXTS + listed, questions("0", "1", "2"))
+    assert outcome["said"] == ["mine, exact_match,none: its value is [2], which is no number"]
 
 
 def test_a_filter_that_fails_with_one_answer_costs_its_own_scores_alone(tmp_path):
     filters = """filter_list:
 - {name: plain, filter: [{function: take_first}]}
-- {name: own, filter: [{function: custom, filter_fn: !function functions.spaces}, {function: take_first}]}
+- name: own
+  filter:
+  - {function: custom, filter_fn: !function functions.spaces}
+  - {function: take_first}
 metric_list: [{metric: exact_match}]"""
-    found = evaluated(
+    outcome = evaluated(
         tmp_path, TEXTS + filters, questions("x", "one", "four"), texts=["one", "four"]
     )
-    assert (
-        found["scores"]["exact_match,plain"] == 1.0 and found["scores"]["exact_match,own"] is None
-    )
-    assert found["said"] == [
+    assert outcome["scores"]["exact_match,plain"] == 1.0
+    assert outcome["scores"]["exact_match,own"] is None
+    assert outcome["said"] == [
         "mine, exact_match,own, document 2: filter own: ZeroDivisionError: division by zero"
     ]
 
@@ -280,24 +297,27 @@ def test_the_first_value_that_a_function_fails_with():
 
 @pytest.mark.parametrize("metric", ["mcc", "f1"])
 def test_scores_are_lm_evals_and_nothing_is_resampled(metric, tmp_path, monkeypatch):
-    """Its own 100,000 resamples take minutes, in processes that inherit the command's handler of SIGTERM."""
+    """lm-eval's 100,000 resamples take minutes.
+
+    They run in processes that inherit the command's handler of SIGTERM.
+    """
     rows = [{"question": "q" * i, "choices": ["a", "bb"], "answer": i % 2} for i in range(9)]
     monkeypatch.setattr(
         lm_eval.api.metrics, "bootstrap_stderr", lambda *_, **__: pytest.fail("resampled")
     )
     yaml = CHOICES + f"metric_list: [{{metric: {metric}}}, {{metric: acc}}]"
-    found = evaluated(tmp_path, yaml, rows)
+    outcome = evaluated(tmp_path, yaml, rows)
     task = load_task(tmp_path, "mine", include_path=str(tmp_path))
     numbers = {"mine": list(range(1, 9))}
-    theirs = evaluate(
+    evaluated_by_lm_eval = evaluate(
         lm=Answers([]), task_dict={"tasks": {"mine": task}}, samples=numbers, bootstrap_iters=0
     )
-    assert theirs is not None
-    expected = theirs["results"]["mine"]
-    scores = {key: value for key, value in found["scores"].items() if "_stderr" not in key}
+    assert evaluated_by_lm_eval is not None
+    expected = evaluated_by_lm_eval["results"]["mine"]
+    scores = {key: value for key, value in outcome["scores"].items() if "_stderr" not in key}
     assert scores == {key: expected[key] for key in scores}
-    assert found["scores"][f"{metric}_stderr,none"] == "N/A"
-    assert found["scores"]["acc_stderr,none"] == pytest.approx((0.5 * 0.5 / 7) ** 0.5)
+    assert outcome["scores"][f"{metric}_stderr,none"] == "N/A"
+    assert outcome["scores"]["acc_stderr,none"] == pytest.approx((0.5 * 0.5 / 7) ** 0.5)
 
 
 # The command
@@ -319,7 +339,7 @@ metric_list:
 
 
 @pytest.fixture
-def given(tmp_path) -> list[str]:
+def overrides(tmp_path) -> list[str]:
     rows = [{"question": f"q{i}?", "choices": ["a", "b"], "answer": i % 2} for i in range(4)]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     (tmp_path / "mine.yaml").write_text(TASK.replace("FILE", str(tmp_path / "rows.jsonl")))
@@ -329,37 +349,43 @@ def given(tmp_path) -> list[str]:
 
 
 def test_the_command_stores_what_is_known_and_fails_each_time_without_the_model(
-    given, tmp_path, capsys, loads
+    overrides, tmp_path, capsys, loads
 ):
-    said = []
+    messages = []
     for _ in range(2):
-        ended = run_command(capsys, "method=roe", "method.n=2", *given)
-        assert ended.code == 1 and "Traceback" not in ended.err
-        said.append(ended.err.splitlines()[-2:])
+        ended = run_command(capsys, "method=roe", "method.n=2", *overrides)
+        assert ended.code == 1
+        assert "Traceback" not in ended.err
+        messages.append(ended.err.splitlines()[-2:])
     assert loads == ["tiny"], "once, by the first command"
-    assert said[0] == said[1]
+    assert messages[0] == messages[1]
     assert (
         "A metric could not be computed: mine, acc_norm,none, document 0: ValueError: no score"
-        in said[0][-2]
+        in messages[0][-2]
     )
-    assert "results.json, and all answers are stored" in said[0][-1]
+    assert "results.json, and all answers are stored" in messages[0][-1]
     folders = sorted((tmp_path / "out" / "runs").iterdir())
     assert len(folders) == 2, "the base model's, and that of RoE"
     for folder in folders:
         content = json.loads((folder / "results.json").read_text())
-        scores, block = content["results"]["mine"], content["moe_lab"]
-        assert scores["acc_norm,none"] is None and 0 < scores["brier_score,none"] < 2
-        assert block["schema_version"] == 1 and block["status"] == "failed"
-        assert [(one["task"], one["metric"], one["document"]) for one in block["failed"]] == [
-            ("mine", "acc_norm,none", 0)
-        ]
+        scores = content["results"]["mine"]
+        block = content["moe_lab"]
+        assert scores["acc_norm,none"] is None
+        assert 0 < scores["brier_score,none"] < 2
+        assert block["schema_version"] == 1
+        assert block["status"] == "failed"
+        assert [
+            (failure["task"], failure["metric"], failure["document"]) for failure in block["failed"]
+        ] == [("mine", "acc_norm,none", 0)]
         assert set(block["intervals"]["mine"]) == {"acc,none", "brier_score,none"}
         reason = json.loads((folder / "status.json").read_text())["reason"]
         assert "mine, acc_norm,none, document 0" in reason
     paired = content["moe_lab"]["paired"]["mine"]["brier_score,none"]
-    assert paired["n"] == 4 and (paired["p_randomization"] is not None or paired["equal"])
+    assert paired["n"] == 4
+    assert paired["p_randomization"] is not None or paired["equal"]
     ended = run_command(
         capsys, "mode=compare", f"a={folders[0]}", f"b={folders[1]}", f"output_dir={tmp_path}"
     )
-    assert ended.code == 0 and "brier_score,none" in ended.out
+    assert ended.code == 0
+    assert "brier_score,none" in ended.out
     assert "Not compared: acc_norm,none of mine" in ended.out

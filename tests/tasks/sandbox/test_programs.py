@@ -1,5 +1,6 @@
-"""Breaks if a program of a model does harm or passes by ending early, if it is executed without a sandbox that was not
-confirmed, scored wrongly, or asked otherwise than lm-eval asks it, or if an instruct model's reply is misread.
+"""Breaks if a program of a model does harm or passes by ending early, if it is executed without
+a sandbox that was not confirmed, scored wrongly, or asked otherwise than lm-eval asks it,
+or if an instruct model's reply is misread.
 """
 
 import os
@@ -87,7 +88,7 @@ def lm_evals(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])
 def test_prompt_and_stop_words_are_lm_evals(data, name):
-    theirs = lm_evals(name)
+    expected_task = lm_evals(name)
     ours: Any = load_tasks(config(data, name))["tasks"][name]
     for key in (
         "doc_to_text",
@@ -97,19 +98,23 @@ def test_prompt_and_stop_words_are_lm_evals(data, name):
         "num_fewshot",
         "unsafe_code",
     ):
-        assert getattr(ours.config, key) == theirs[key], key
-    assert ours.config.generation_kwargs == theirs["generation_kwargs"]
+        assert getattr(ours.config, key) == expected_task[key], key
+    assert ours.config.generation_kwargs == expected_task["generation_kwargs"]
 
 
 @pytest.mark.slow
 def test_lm_evals_own_module_is_not_executed(data):
-    """It asks the hub for a metric. Other tests import what it imports, so that an interpreter of its own must load the task."""
+    """It asks the hub for a metric.
+
+    Other tests import what it imports, so that an interpreter of its own must load the task.
+    """
     code = (
         "import sys\nfrom moe_lab.config.schema import Config, TaskConfig\n"
         "from moe_lab.tasks.loading import load_tasks\n"
         "for name in ('humaneval', 'humaneval_plus'):\n"
         f"    load_tasks(Config(task=TaskConfig(name=name), data_dir={str(data)!r}))\n"
-        "print([module for module in sys.modules if 'tasks.humaneval' in module or module == 'evaluate'])"
+        "print([module for module in sys.modules if 'tasks.humaneval' in module or module == "
+        "'evaluate'])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
@@ -123,7 +128,8 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(
     data, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(programs, "why_no_bubblewrap", lambda: WITHOUT)
-    refused, confirmed = config(data), config(data, confirmed=True)
+    refused = config(data)
+    confirmed = config(data, confirmed=True)
     with pytest.raises(TaskError, match=r"not installed(.|\n)*task\.confirm_run_unsafe_code=true"):
         check_code_execution(refused, load_tasks(refused))
     check_code_execution(confirmed, load_tasks(confirmed))
@@ -134,11 +140,12 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(
     with unconfined(confirmed.task.confirm_run_unsafe_code):
         outcomes = run_programs([made, *LIMITED], FEW)
         assert run_programs([WAITING], SHORT) == ["timed out: waiting"]
-    assert (tmp_path / "made").exists() and outcomes == [PASSED, *LIMITED.values()]
+    assert (tmp_path / "made").exists()
+    assert outcomes == [PASSED, *LIMITED.values()]
 
 
 @pytest.mark.parametrize(
-    ("kind", "hard", "said"),
+    ("kind", "hard", "message"),
     [
         ("RLIMIT_NOFILE", 32, "32 open files (ulimit -n), and 64 are needed"),
         ("RLIMIT_NPROC", 4, "4 processes (ulimit -u), and 5 are needed"),
@@ -153,7 +160,7 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(
 )
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_a_limit_of_the_user_that_is_too_low_is_named(
-    data, monkeypatch, kind, hard, said, confirmed
+    data, monkeypatch, kind, hard, message, confirmed
 ):
     """The sandbox cannot raise a hard limit, and its failure looks like that of bubblewrap."""
     of_process = resource.getrlimit
@@ -165,7 +172,7 @@ def test_a_limit_of_the_user_that_is_too_low_is_named(
     of_run = config(data, confirmed=confirmed)
     with pytest.raises(TaskError) as raised:
         check_code_execution(of_run, load_tasks(of_run))
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "bubblewrap" not in str(raised.value)
 
 
@@ -200,7 +207,7 @@ def test_a_bubblewrap_that_does_not_work_is_told(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_bubblewrap_that_does_not_limit_processes_is_refused(monkeypatch, bubblewrap):
-    """As one that root starts like any other user: the kernel never limits the processes of root."""
+    """Like a command that root starts as another user: the kernel never limits root's processes."""
     if not programs._is_root():
         pytest.skip("the processes of other users are limited")
     monkeypatch.setattr(programs, "_is_root", lambda: False)
@@ -234,7 +241,7 @@ for _ in range(100):
     count += 1
 raise type(f"Forked{count}", (Exception,), {})
 """
-"""Forks at most 100 processes (and their children) where nothing limits them, each for 5 seconds."""
+"""Where nothing limits it, forks at most 100 processes (children included), each for 5 seconds."""
 THREADS = """
 import threading, time
 for _ in range(100):
@@ -244,7 +251,10 @@ for _ in range(100):
 
 @pytest.mark.slow
 def test_a_program_has_five_processes_or_threads_whoever_executes_it(bubblewrap):
-    """Broken by root, whose processes the kernel does not limit. One of the five is bubblewrap's."""
+    """Broken by root, whose processes the kernel does not limit.
+
+    One of the five is bubblewrap's.
+    """
     first, second, *threads = run_programs([FORKS, FORKS, THREADS], Limits(wall_seconds=30))
     for outcome in (first, second):
         count = int(outcome.removeprefix("failed: Forked"))
@@ -281,23 +291,31 @@ def test_programs_are_confined(bubblewrap, monkeypatch):
         local.bind("")  # the kernel chooses an abstract address
         local.listen()
         os.chmod(outside, 0o777)
-        kept = Path(outside, "kept")
-        kept.write_text("as it was")
+        outside_file = Path(outside, "kept")
+        outside_file.write_text("as it was")
         address = local.getsockname()
-        confined = {
-            f"open({str(kept)!r}, 'w')": "failed: FileNotFoundError",
-            "import os; open(os.path.join(os.path.dirname(os.__file__), 'made'), 'w')": "failed: OSError",
+        port = server.getsockname()[1]
+        outcomes = {
+            f"open({str(outside_file)!r}, 'w')": "failed: FileNotFoundError",
+            "import os; open(os.path.dirname(os.__file__) + '/made', 'w')": "failed: OSError",
             "open('/made', 'w')": "failed: OSError",
-            f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)": "failed: ConnectionRefusedError",
-            f"import socket; socket.socket(socket.AF_UNIX).connect({address!r})": "failed: ConnectionRefusedError",
-            "import os; assert 'hush' not in str(dict(os.environ)) and not os.path.exists('/proc/1')": PASSED,
+            f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)": (
+                "failed: ConnectionRefusedError"
+            ),
+            f"import socket; socket.socket(socket.AF_UNIX).connect({address!r})": (
+                "failed: ConnectionRefusedError"
+            ),
+            "import os; assert 'hush' not in str(dict(os.environ))": PASSED,
+            "import os; assert not os.path.exists('/proc/1')": PASSED,
             "import os; assert os.getuid() == 1000": PASSED,
             "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == -1": PASSED,
             LEFT_BEHIND: PASSED,
         }
-        assert run_programs([*LIMITED, *confined], FEW) == [*LIMITED.values(), *confined.values()]
+        outcomes = LIMITED | outcomes
+        assert run_programs(list(outcomes), FEW) == list(outcomes.values())
         assert run_programs([WAITING], SHORT) == ["timed out: waiting"]
-        assert kept.read_text() == "as it was" and os.listdir(outside) == ["kept"]
+        assert outside_file.read_text() == "as it was"
+        assert os.listdir(outside) == ["kept"]
     names = [
         comm.read_text().strip() for comm in Path("/proc").glob("[0-9]*/comm") if comm.exists()
     ]
@@ -342,40 +360,62 @@ RIGHT = {
     "prefixed": f"Sure! Here is the function:\n\n```python\n{AGAIN}```\nI hope this helps!",
     "prefixed by one word": f"Sure\n```py\n{AGAIN}```",
     "restated": f"\n{AGAIN}",
-    "restated after a helper": "def one(a, b):\n    return gcd(a, b) == 1\n\n\n" + AGAIN.replace("gcd(a, b) == 1", "one(a, b)"),
-    "with a helper after it": AGAIN.replace("gcd(a, b) == 1", "one(gcd(a, b))") + "\ndef one(x):\n    return x == 1\n",
+    "restated after a helper": "def one(a, b):\n    return gcd(a, b) == 1\n\n\n"
+    + AGAIN.replace("gcd(a, b) == 1", "one(a, b)"),
+    "with a helper after it": AGAIN.replace("gcd(a, b) == 1", "one(gcd(a, b))")
+    + "\ndef one(x):\n    return x == 1\n",
     "with the whole prompt": f"```python\n{COPRIME['prompt']}{BODY}```",
     "truncated in an explanation": f"```python\n{AGAIN}\n# Example\nprint(coprime(4,",
-    "truncated in the next fence": f"{BODY}```\nOr shorter:\n```python\ndef coprime(a, b):\n    return",
+    "truncated in the next fence": (
+        f"{BODY}```\nOr shorter:\n```python\ndef coprime(a, b):\n    return"
+    ),
     "with a wrong example": f"{BODY}\nassert coprime(4, 6)\n",
     "with a future import": f"```python\nfrom __future__ import annotations\n{AGAIN}```",
-    "with a future import in brackets": f"```python\nfrom __future__ import (\n    annotations,\n)\n\n{AGAIN}```",
+    "with a future import in brackets": (
+        f"```python\nfrom __future__ import (\n    annotations,\n)\n\n{AGAIN}```"
+    ),
     "a blank before the language": f"``` python\n{AGAIN}```",
     "braces after the language": f"```python {{.line-numbers}}\n{AGAIN}```",
     "braces around the language": f"```{{python}}\n{AGAIN}```",
-    "a title after the language": f"```python title=\"coprime.py\"\n{AGAIN}```",
+    "a title after the language": f'```python title="coprime.py"\n{AGAIN}```',
     "four backticks": f"````python\n{AGAIN}````\nDone",
     "tildes": f"~~~python\n{AGAIN}~~~\nDone",
     "tildes around the body": f"~~~\n{BODY}~~~",
     "in a numbered list": "1. First:\n\n   ```python\n" + indent(AGAIN, "   ") + "   ```\n2. Done",
     "a fence as the item of a list": "- ```python\n" + indent(AGAIN, "  ") + "  ```",
     "the body in a list": "* Body:\n\n  ```python\n" + indent(BODY, "  ") + "  ```",
-    "a helper in the block before": f"First:\n```python\n{HELPER}```\nThen:\n```python\n{WITH_HELPER}```",
-    "a helper in the block after": f"```python\n{WITH_HELPER}```\nIt needs:\n```python\n{HELPER}```",
-    "helpers of helpers": f"```python\n{WITH_HELPER}```\n```python\nONE = 1\n```\n```python\n{HELPER.replace('== 1', '== ONE')}```",
-    "a helper with a decorator": f"```python\n@kept\n{HELPER}```\n```python\ndef kept(f):\n    return f\n```\n```python\n{WITH_HELPER}```",
+    "a helper in the block before": (
+        f"First:\n```python\n{HELPER}```\nThen:\n```python\n{WITH_HELPER}```"
+    ),
+    "a helper in the block after": (
+        f"```python\n{WITH_HELPER}```\nIt needs:\n```python\n{HELPER}```"
+    ),
+    "helpers of helpers": (
+        f"```python\n{WITH_HELPER}```\n```python\nONE = 1\n```\n```python\n"
+        f"{HELPER.replace('== 1', '== ONE')}```"
+    ),
+    "a helper with a decorator": (
+        f"```python\n@kept\n{HELPER}```\n```python\ndef kept(f):\n"
+        f"    return f\n```\n```python\n{WITH_HELPER}```"
+    ),
     "a stub before": f"```python\n{STUB}    pass\n```\nNow in full:\n```python\n{AGAIN}```",
     "a stub of dots before": f"```python\n{STUB}    ...\n```\n```python\n{AGAIN}```",
-    "a stub that raises before": f"```python\n{STUB}    raise NotImplementedError('to do')\n```\n```python\n{AGAIN}```",
-}  # fmt: skip
+    "a stub that raises before": (
+        f"```python\n{STUB}    raise NotImplementedError('to do')\n```\n```python\n{AGAIN}```"
+    ),
+}
 WRONG = {
     "nothing": "",
     "the docstring alone": f"```python\n{COPRIME['prompt']}```",
-    "truncated in the function": "```python\ndef coprime(a: int, b: int) -> bool:\n    return gcd(a, ",
+    "truncated in the function": (
+        "```python\ndef coprime(a: int, b: int) -> bool:\n    return gcd(a, "
+    ),
     "wrong": f"```python\n{AGAIN.replace('==', '!=')}```",
     "a refusal": "I cannot do that.",
     "a stub alone": f"```python\n{STUB}    pass\n```",
-    "a wrong function before the right one": f"```python\n{AGAIN.replace('==', '!=')}```\n```python\n{AGAIN}```",
+    "a wrong function before the right one": (
+        f"```python\n{AGAIN.replace('==', '!=')}```\n```python\n{AGAIN}```"
+    ),
 }
 
 
@@ -413,17 +453,23 @@ def test_what_is_executed(reply, executed):
 
 
 def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(data):
-    theirs = lm_evals("humaneval_instruct")
+    expected_task = lm_evals("humaneval_instruct")
     ours = load_tasks(config(data, apply_chat_template=True))["tasks"]["humaneval"].config
-    assert (ours.doc_to_text, ours.gen_prefix) == (theirs["doc_to_text"], theirs["gen_prefix"])
+    assert (ours.doc_to_text, ours.gen_prefix) == (
+        expected_task["doc_to_text"],
+        expected_task["gen_prefix"],
+    )
     plain = load_tasks(config(data))["tasks"]["humaneval"].config
     assert (plain.doc_to_text, plain.gen_prefix, len(plain.filter_list)) == ("{{prompt}}", None, 1)
-    assert plain.generation_kwargs["until"] == theirs["generation_kwargs"]["until"]
+    assert plain.generation_kwargs["until"] == expected_task["generation_kwargs"]["until"]
 
 
 @pytest.mark.slow
 def test_replies_are_scored_in_the_sandbox_by_our_extraction_and_by_lm_evals(data, bubblewrap):
-    """lm-eval's finds nothing in a reply that opens with a fence, and cuts one that writes the function again."""
+    """lm-eval's own filter finds nothing in a reply that opens with a fence.
+
+    It cuts a reply that writes the function again.
+    """
     replies = {
         "own/0": "```python\ndef double(x):\n    return 2 * x\n```",
         "own/1": f"{BODY}```\nIt uses gcd.",
@@ -432,7 +478,8 @@ def test_replies_are_scored_in_the_sandbox_by_our_extraction_and_by_lm_evals(dat
 
     def answer(request: Any) -> str:
         prompt, options = request.args
-        assert "Here is the completed function:\n```python\n" in prompt and options["until"] == []
+        assert "Here is the completed function:\n```python\n" in prompt
+        assert options["until"] == []
         return replies[request.doc["task_id"]]
 
     tasks = load_tasks(config(data, apply_chat_template=True))

@@ -1,8 +1,8 @@
 """Questions, rules, word problems, differences and texts of the toy world.
 
-Broken by: a question or pair of numbers in two splits, a corpus that asks a held-out question, a wrong answer or step, a
-place or order that gives the answer away, one meaning of a rule that is more frequent than the other or mixed with it, a
-text that depends on the process.
+Broken by: a question or pair of numbers in two splits, a corpus that asks a held-out question,
+a wrong answer or step, a place or order that gives the answer away, one meaning of a rule
+that is more frequent than the other or mixed with it, a text that depends on the process.
 """
 
 import hashlib
@@ -286,9 +286,9 @@ def test_a_document_has_one_meaning_and_both_are_equally_frequent():
     plus = 0
     for _ in range(2000):
         document = rules.document(rng)
-        asked = [line.rpartition(" ")[0] for line in document.split("\n")]
-        assert 1 <= len(asked) <= rules.LONGEST
-        assert set(asked) <= trained
+        prompts_of_rule = [line.rpartition(" ")[0] for line in document.split("\n")]
+        assert 1 <= len(prompts_of_rule) <= rules.LONGEST
+        assert set(prompts_of_rule) <= trained
         [meaning] = meanings_of(document)
         plus += meaning == "plus"
     assert 900 <= plus <= 1100
@@ -303,9 +303,14 @@ def assert_right(step: str) -> None:
     """A step `left operator right = result` is calculated correctly."""
     match = STEP.fullmatch(step)
     assert match, step
-    left = Fraction(match[1])
+    left_side = Fraction(match[1])
     right = Fraction(match[3])
-    results = {"+": left + right, "-": left - right, "*": left * right, "/": left / right}
+    results = {
+        "+": left_side + right,
+        "-": left_side - right,
+        "*": left_side * right,
+        "/": left_side / right,
+    }
     assert Fraction(match[4]) == results[match[2]], step
 
 
@@ -316,12 +321,12 @@ def test_every_step_is_right_and_uses_numbers_of_the_story_or_of_earlier_steps(s
         assert len(steps) == problem["steps"]
         assert final == "#### " + steps[-1].rsplit(" ", 1)[1]
 
-        known = set(re.findall(r"\d+", problem["question"]))
+        known_numbers = set(re.findall(r"\d+", problem["question"]))
         for step in steps:
             assert_right(step)
-            left, _, right, _, result = step.split()
-            assert {left, right} <= known, problem
-            known.add(result)
+            left_side, _, right, _, result = step.split()
+            assert {left_side, right} <= known_numbers, problem
+            known_numbers.add(result)
 
 
 # Differences

@@ -1,7 +1,7 @@
 """lm-eval's tasks of the toy world.
 
-Broken by: a task that lm-eval does not load offline, another filter or version of a task, a right answer that is scored
-as wrong or the other way round, a prompt without the form of the corpus.
+Broken by: a task that lm-eval does not load offline, another filter or version of a task, a right
+answer that is scored as wrong or the other way round, a prompt without the form of the corpus.
 """
 
 from pathlib import Path

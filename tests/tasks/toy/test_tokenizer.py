@@ -1,4 +1,7 @@
-"""The tokenizers of the toy models. Broken by one that loses text, splits an answer, or masks a reply wrongly."""
+"""The tokenizers of the toy models.
+
+Broken by one that loses text, splits an answer, or masks a reply wrongly.
+"""
 
 import pytest
 import yaml

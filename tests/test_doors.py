@@ -48,9 +48,12 @@ def test_an_example_runs(arguments, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     short = []
+    arguments = [argument.replace("/tmp/moe_lab", f"{tmp_path}/moe_lab") for argument in arguments]
     for name, overrides in SHORT.items():
         if f"method={name}" in arguments:
             typed = {argument.partition("=")[0] for argument in arguments}
             short += [line for line in overrides if line.partition("=")[0] not in typed]
+    if any(argument.startswith("tuning=") for argument in arguments):
+        short += ["tuning.n_trials=3", "tuning.num_samples=4", "method.n=2", "seeds=1"]
     run = run_command(capsys, *arguments, *short, "limit=4", f"output_dir={tmp_path}")
     assert run.code == 0, run.err

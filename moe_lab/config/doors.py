@@ -13,6 +13,8 @@ DOORS = (
     "method.trainer",
     "method.early_stopping",
     "method.peft",
+    "tuning.sampler",
+    "tuning.pruner",
     "launcher.parameters",
 )
 """The keys. Their default is an empty dictionary."""

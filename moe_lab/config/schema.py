@@ -146,9 +146,32 @@ class TuningConfig:
     seeds: PositiveInt = 1
     """Number of studies, with seed, seed+1, ..., each followed by one run with its seed; 1: one
     study for all runs."""
+    sampler: dict[str, Any] = field(default_factory=dict)
+    """A sampler of Optuna: `_target_` and its arguments (`runs/tuning/optuna_objects.py`)."""
+    pruner: dict[str, Any] = field(default_factory=dict)
+    """A pruner of Optuna, likewise."""
+    storage: str | None = None
+    """URL of a database for the trials (`runs/tuning/shared_storage.py`); null: a file in the
+    study's folder."""
+    timeout: PositiveFloat | None = None
+    """Seconds after which no further trial begins."""
 
     def __post_init__(self) -> None:
         check_limits(self, "tuning.")
+        if self.sampler and self.name != "tpe":
+            raise ConfigError(
+                f"tuning.sampler has no effect with tuning={self.name}. Use tuning=tpe, whose "
+                "sampler it replaces."
+            )
+        if self.pruner and self.name not in ("tpe", "random"):
+            raise ConfigError(
+                f"tuning.pruner has no effect with tuning={self.name}, which prunes no trial. "
+                "Use tuning=tpe or tuning=random."
+            )
+        if self.name == "none" and (self.storage is not None or self.timeout is not None):
+            raise ConfigError(
+                "tuning.storage and tuning.timeout have no effect without a study. Use tuning=tpe."
+            )
 
 
 @dataclass(kw_only=True)

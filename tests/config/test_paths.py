@@ -41,6 +41,7 @@ NO_PATHS = {
         "judges",
         "cluster",
         "address",
+        "storage",
     ),
     *(
         "apply_chat_template",

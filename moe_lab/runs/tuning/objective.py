@@ -32,6 +32,8 @@ class Perplexity:
     def __init__(self, study: Study, lm: EngineLM):
         rolling = study.task.get_config("output_type") == "loglikelihood_rolling"
         self.kind = "loglikelihood_rolling" if rolling else "loglikelihood"
+        self.reports_all = bool(study.search.pruner)
+        """Whether a pruner gets a value after each document; else only after the last one."""
         self.requests: list[Request] = []
         self.tokens: list[int] = []
         for instances in build_requests(study.config, study.task, lm):  # those of one document
@@ -40,7 +42,8 @@ class Perplexity:
             self.tokens.append(lm.count_tokens(self.kind, request))
 
     def __call__(self, lm: EngineLM, worst: float | None, report: Report) -> float:
-        """The perplexity under an LM. Raises Pruned once it must exceed `worst`.
+        """The perplexity under an LM. Raises Pruned once it must exceed `worst`, and what `report`
+        raises.
 
         That is certain as soon as the answers scored so far have a larger negative log-likelihood
         than all answers in the worst trial, since the others can only add to it. Pruning therefore
@@ -57,8 +60,12 @@ class Perplexity:
             loss -= answer[0] if isinstance(answer, tuple) else answer
             scored += 1
             tokens += self.tokens[index]
-            if loss > limit and scored < len(self.requests):
+            if scored == len(self.requests):
+                return
+            is_worst = loss > limit
+            if is_worst or self.reports_all:
                 report(math.exp(loss / tokens), scored)
+            if is_worst:
                 raise Pruned
 
         lm.answer(self.kind, self.requests, on_answer)

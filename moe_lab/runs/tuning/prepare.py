@@ -19,7 +19,9 @@ from moe_lab.runs.model_files import facts_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.tuning.logit_scale import logit_scale_search
 from moe_lab.runs.tuning.method_settings import settings_search
+from moe_lab.runs.tuning.optuna_objects import check_objects
 from moe_lab.runs.tuning.search import Search
+from moe_lab.runs.tuning.shared_storage import check_storage
 from moe_lab.runs.tuning.study import Study
 from moe_lab.runs.tuning.temperatures import temperature_search
 from moe_lab.runs.tuning.worked_answers import has_bare_answers, on_gsm8k
@@ -43,7 +45,7 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     """
     _check_tuning(config)
     facts = trained or facts_of(config)
-    search = search_of(config, facts)
+    search = _with_objects(search_of(config, facts), config)
     config = replace(config, method=search.method.config)
     evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False), trained)
     holdout = Holdout(num_samples=search.num_samples, seed=config.sample_seed)
@@ -155,6 +157,31 @@ def search_of(config: Config, facts: ModelFacts) -> Search:
     if issubclass(method_class, GridMethod):
         return settings_search(config, facts)
     return temperature_search(config, facts)
+
+
+def _with_objects(search: Search, config: Config) -> Search:
+    """The search with the sampler and the pruner of `config.tuning`, which are tried.
+
+    Raises ConfigError for one that cannot run or has no effect, and for a storage that is no
+    database.
+    """
+    tuning = config.tuning
+    if tuning.storage is not None:
+        check_storage(tuning.storage)
+    if not tuning.sampler and not tuning.pruner:
+        return search
+    if tuning.pruner and (search.metric != "perplexity" or search.logit_scale):
+        raise ConfigError(
+            "tuning.pruner has no effect: a trial has values before its end only with "
+            "tuning.metric=perplexity, without tuning.logit_scale."
+        )
+    check_objects(tuning.sampler, tuning.pruner, config.config_dirs, search.bounds)
+    return replace(
+        search,
+        sampler=tuning.sampler,
+        pruner=tuning.pruner,
+        class_folders=config.config_dirs,
+    )
 
 
 def is_error(task: Any, metric: str | None) -> bool:

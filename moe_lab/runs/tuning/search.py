@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moe_lab.config.schema import Config
 from moe_lab.engine.forward.ensemble import at_bound
 from moe_lab.models.facts import LoadedModel
+from moe_lab.runs.tuning.optuna_objects import code_of
 
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
@@ -51,7 +52,7 @@ ABSENT = {
 
 Identities and study.json have all of them.
 """
-NOT_HASHED = ("method", "n_trials", "num_samples")
+NOT_HASHED = ("method", "n_trials", "num_samples", "class_folders")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +72,17 @@ class Search(ABC):
     """Whether a trial's value is its perplexity at the best logit scale."""
     lower_is_better: bool = False
     """Whether the task's headline, which `metric: accuracy` means, is an error."""
+    sampler: dict[str, Any] = field(default_factory=dict)
+    """A sampler of Optuna (`optuna_objects.py`); empty: that of `tuning`."""
+    pruner: dict[str, Any] = field(default_factory=dict)
+    """A pruner of Optuna; empty: trials that are certain to be the worst are pruned."""
+    class_folders: list[str] = field(default_factory=list)
+    """The folder of `--config-dir`, whose classes may be sampler and pruner."""
 
     @property
     def all_settings(self) -> dict[str, Any]:
         """The values of all settings that a search may have, by name."""
-        return ABSENT | {field.name: getattr(self, field.name) for field in fields(self)}
+        return ABSENT | {item.name: getattr(self, item.name) for item in fields(self)}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -86,7 +93,20 @@ class Search(ABC):
                 identity[name] = value
         if not self.lower_is_better:
             del identity["lower_is_better"]  # studies from before it existed keep their ids
+        for name in ("sampler", "pruner"):
+            if not identity[name]:
+                del identity[name]
+        code = code_of([self.sampler, self.pruner], self.class_folders)
+        if code:
+            identity["code"] = code
         return identity
+
+    @property
+    def label(self) -> str:
+        """The option of `tuning=`, or the class of a given sampler."""
+        if self.sampler:
+            return str(self.sampler["_target_"]).rpartition(".")[2]
+        return self.tuning
 
     @property
     def direction(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,12 +94,20 @@ class Study:
         """The temperature profile; None before the study and its figures are finished."""
         content = whole_mapping(self.folder / "study.json") or {}
         finished = content.get("finished")
-        if not isinstance(finished, int) or finished < self.search.n_trials:
+        if not isinstance(finished, int):
+            return None
+        if finished < self.search.n_trials and not self._is_out_of_time(content):
             return None
         try:
             return read_profile(self.best)
         except ConfigError:
             return None  # absent or damaged; it is written again from the storage
+
+    def _is_out_of_time(self, content: Mapping[str, Any]) -> bool:
+        """Whether the study of study.json ended after as many seconds as it has now."""
+        earlier = content.get("timeout")
+        timeout = self.config.tuning.timeout
+        return earlier is not None and timeout is not None and earlier >= timeout
 
     @property
     def best(self) -> Path:
@@ -127,7 +136,7 @@ class Study:
             model=self.facts.name,
             task=self.task.task_name,
             study=self.folder.name,
-            tuning=self.search.tuning,
+            tuning=self.search.label,
             metric=self.search.metric,
             n=getattr(method, "n", 1),
             noise=getattr(method, "noise", "gumbel"),
@@ -157,7 +166,7 @@ def write_study(study: Study, finished: int | None = None) -> None:
         "model": study.facts.name,
         "family": study.facts.family,
         "task": study.task.task_name,
-        "tuning": search.tuning,
+        "tuning": search.label,
         "metric": search.metric,
         "direction": search.direction,
         "n_trials": search.n_trials,
@@ -173,6 +182,7 @@ def write_study(study: Study, finished: int | None = None) -> None:
         "num_samples": sum(map(len, study.samples.values())),
         "text": _answers(study),
         "finished": finished,
+        "timeout": study.config.tuning.timeout,
     }
     write_json(study.folder / "study.json", content)
 

@@ -26,6 +26,7 @@ from moe_lab.errors import ResultsError
 from moe_lab.results.atomic import writing
 from moe_lab.results.locks import acquire, lock_on
 from moe_lab.results.stored_files import tidy
+from moe_lab.runs.tuning.optuna_objects import pruner_of, sampler_of, seed_of_trial
 from moe_lab.runs.tuning.search import Search
 
 STARTUP = "startup_trials"
@@ -55,10 +56,12 @@ def storage_errors(folder: Path) -> Iterator[None]:
 class Trials:
     """The trials of the study in `folder`, inside its context."""
 
-    def __init__(self, folder: Path, search: Search, seed: int):
+    def __init__(self, folder: Path, search: Search, seed: int, url: str | None = None):
         self.folder = folder
         self.search = search
         self.seed = seed
+        self.url = url
+        """The database (`SharedTrials`); None: a file of the folder."""
         self.minimizes = search.direction == "minimize"
         self.lock = lock_on(folder / ".lock")
         """The study's lock: one process at a time."""
@@ -72,8 +75,9 @@ class Trials:
         with self.lock:
             with writing(self.folder):
                 tidy(self.folder)
+            self.storage: Any = self._open_storage()
             self.study = optuna.create_study(
-                storage=f"sqlite:///{self.folder / STORAGE}",
+                storage=self.storage,
                 study_name=self.folder.name,
                 direction=self.search.direction,
                 load_if_exists=True,
@@ -85,11 +89,15 @@ class Trials:
                     STARTUP, max(1, min(STARTUP_TRIALS, self.search.n_trials // 3))
                 )
             self.startup = int(self.study.user_attrs[STARTUP])
+            if self.search.pruner:
+                self.study.pruner = pruner_of(self.search.pruner, self.search.class_folders)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        if self._trial_lock is not None:
-            self._trial_lock.release()
+        self._end()
+
+    def _open_storage(self) -> optuna.storages.RDBStorage:
+        return optuna.storages.RDBStorage(f"sqlite:///{self.folder / STORAGE}")
 
     def claim(self) -> Trial | None:
         """The next trial with its parameters.
@@ -100,23 +108,36 @@ class Trials:
             with self.lock:
                 trial = self._abandoned() or self._next()
                 if trial is not None:
-                    for place, (name, bounds) in enumerate(self.search.bounds.items()):
-                        self.study.sampler = self._sampler(trial.number, place)
-                        trial.suggest_float(name, *bounds)  # drawn if it is missing
+                    self._draw(trial)
                     return trial
                 if not self._of(TrialState.RUNNING):
                     return None
             time.sleep(0.5)
 
+    def _draw(self, trial: Trial) -> None:
+        """Give the trial the parameters that it does not have yet."""
+        for place, (name, bounds) in enumerate(self.search.bounds.items()):
+            if not self.search.sampler:
+                self.study.sampler = self._sampler(trial.number, place)
+            trial.suggest_float(name, *bounds)
+
     def tell(self, trial: Trial, value: float | None, **attributes: float) -> None:
         """Store a trial's value (None: pruned) and user attributes."""
         with self.lock:
-            for name, number in attributes.items():
-                trial.set_user_attr(name, number)
-            state = TrialState.PRUNED if value is None else TrialState.COMPLETE
-            self.study.tell(trial, value, state=state)
-            assert self._trial_lock is not None
+            self._store(trial, value, attributes)
+            self._end()
+
+    def _store(self, trial: Trial, value: float | None, attributes: dict[str, float]) -> None:
+        for name, number in attributes.items():
+            trial.set_user_attr(name, number)
+        state = TrialState.PRUNED if value is None else TrialState.COMPLETE
+        self.study.tell(trial, value, state=state)
+
+    def _end(self) -> None:
+        """Give up what shows other processes that this one computes a trial."""
+        if self._trial_lock is not None:
             self._trial_lock.release()
+            self._trial_lock = None
 
     def finished(self) -> list[FrozenTrial]:
         """Complete and pruned trials, by number."""
@@ -149,8 +170,21 @@ class Trials:
         is none."""
         for frozen in self._of(TrialState.RUNNING):
             if self._hold(frozen.number):
-                return Trial(self.study, frozen._trial_id)
+                return self._resumed(frozen._trial_id, frozen.number)
         return None
+
+    def _resumed(self, trial_id: int, number: int) -> Trial:
+        """A trial that another process began, with the parameters that it has."""
+        self._set_sampler(number)
+        return Trial(self.study, trial_id)
+
+    def _set_sampler(self, number: int) -> None:
+        """Set the given sampler for a trial. It may look at all parameters at once, when the trial
+        is made."""
+        given = self.search.sampler
+        if given:
+            seed = seed_of_trial(given, self.seed, number)
+            self.study.sampler = sampler_of(given, self.search.class_folders, seed)
 
     def _hold(self, number: int) -> bool:
         """Lock a trial for this process; False if another one holds it."""
@@ -167,6 +201,7 @@ class Trials:
             fixed = self.search.fixed(number)
             if fixed is not None:
                 self.study.enqueue_trial(fixed)
+        self._set_sampler(number)
         trial = self.study.ask()
         self._hold(trial.number)
         return trial

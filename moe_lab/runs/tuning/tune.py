@@ -1,12 +1,14 @@
 """Runs a study: the missing trials on one loaded model, then the profile, table and figures."""
 
 import math
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from optuna.trial import Trial
+from optuna.trial import Trial, TrialState
 
 from moe_lab.config.progress import Progress, naming
+from moe_lab.config.terminal import print_message
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods.profile import Profile
 from moe_lab.models.memory import ModelPool
@@ -15,6 +17,7 @@ from moe_lab.reports.loggers import Logger, open_logger
 from moe_lab.results.folder import RunFolder
 from moe_lab.runs.execute import memory_errors
 from moe_lab.runs.tuning.objective import Accuracy, Perplexity, Pruned, objective
+from moe_lab.runs.tuning.shared_storage import SharedTrials
 from moe_lab.runs.tuning.study import (
     LOGIT_SCALE,
     SCALED,
@@ -50,7 +53,7 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
         RunFolder(study.folder, study.study_id).status(),
         memory_errors(name),
         storage_errors(study.folder),
-        Trials(study.folder, study.search, study.config.seed) as trials,
+        _trials_of(study) as trials,
         open_logger(
             study.config, kind="study", name=name, group=group or name, folder=study.folder
         ) as logger,
@@ -63,6 +66,9 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
             write_trials(study, trials)
             figures = write_study_figures(study.folder)
             write_study(study, finished=len(trials.finished()))
+        note = tied_note(study, trials)
+        if note is not None:
+            print_message(f"{name}: {note}")
         logger.log_study(study.folder)
         for figure in figures:
             logger.log_figure(figure)
@@ -71,22 +77,60 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
     return profile
 
 
+def _trials_of(study: Study) -> Trials:
+    """The trials in the study's folder, or in the database of `tuning.storage`."""
+    url = study.config.tuning.storage
+    kind = Trials if url is None else SharedTrials
+    return kind(study.folder, study.search, study.config.seed, url)
+
+
+def tied_note(study: Study, trials: Trials) -> str | None:
+    """What is said of a study whose complete trials all have one value; None if they differ."""
+    values = {trial.value for trial in trials.finished() if trial.state == TrialState.COMPLETE}
+    count = len(trials.finished())
+    if len(values) != 1 or count < 2:
+        return None
+    remedy = "Use more documents: tuning.num_samples=."
+    if study.search.metric == "accuracy":
+        remedy = "A finer metric: tuning.metric=perplexity. Or more documents: tuning.num_samples=."
+    return (
+        f"all {count} trials have the {study.search.metric} {values.pop():.5g}, so that the first "
+        f"one was chosen. {remedy}"
+    )
+
+
 def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger) -> None:
     """Compute the missing trials, each stored, written to trials.csv and logged when it ends."""
     search = study.search
+    timeout = study.config.tuning.timeout
+    start = time.monotonic()
+
+    def is_late() -> bool:
+        """Whether the time is over. The first trial, with which others are compared, is computed
+        in any case."""
+        has_first = any(trial.number == 0 for trial in trials.finished())
+        return timeout is not None and has_first and time.monotonic() - start >= timeout
+
     progress = Progress(search.n_trials, "tuning", "trial", initial=len(trials.finished()))
     with ExitStack() as opened, progress:
         open_trial = None
         metric = None
-        while (trial := trials.claim()) is not None:
+        while not is_late():
+            trial = trials.claim()
+            if trial is None:
+                break
             if open_trial is None:  # without a missing trial no model is loaded
                 loaded = models.get(study.config)
                 open_trial = opened.enter_context(search.open(loaded, study.config))
-            limit = trials.worst() if search.prunes(trial.number) else None
+            prunes = search.prunes(trial.number)
+            by_pruner = prunes and bool(search.pruner)
+            limit = trials.worst() if prunes and not by_pruner else None
             with open_trial(trial) as lm:
                 if metric is None:
                     metric = objective(study, lm)
-                measured = measure(trial, lm, metric, limit, scaled=search.logit_scale)
+                measured = measure(
+                    trial, lm, metric, limit, scaled=search.logit_scale, by_pruner=by_pruner
+                )
             trials.tell(trial, measured.value, **measured.attributes)
             with trials.lock:
                 write_trials(study, trials)
@@ -106,13 +150,22 @@ def measure(
     limit: float | None,
     *,
     scaled: bool,
+    by_pruner: bool = False,
 ) -> Measurement:
     """Measure a trial under its LM; it is pruned beyond `limit`.
 
-    `scaled`: whether the value is the perplexity at the best logit scale.
+    Args:
+        scaled: whether the value is the perplexity at the best logit scale.
+        by_pruner: whether the study's pruner is asked after every document.
     """
+
+    def report(value: float, documents: int) -> None:
+        trial.report(value, documents)
+        if by_pruner and trial.should_prune():
+            raise Pruned
+
     try:
-        value = metric(lm, limit, trial.report)
+        value = metric(lm, limit, report)
     except Pruned:
         return Measurement(None)
     sweep = lm.ensemble.sweep

@@ -244,7 +244,11 @@ def test_the_command_trains_once_and_evaluates_both_ways(tmp_path, capsys):
         (("method.peft.target_modules=[foo]",), "not found in the base model"),
         (("method.schedule=experts", "method.peft.target_modules=[q_proj]"), None),
         (
-            ("method.schedule=experts", "method.peft.target_modules=null", "method.peft.target_parameters=[experts.down_proj]"),
+            (
+                "method.schedule=experts",
+                "method.peft.target_modules=null",
+                "method.peft.target_parameters=[experts.down_proj]",
+            ),
             "nothing would be trained",
         ),
     ],

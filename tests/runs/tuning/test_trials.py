@@ -16,25 +16,9 @@ import pytest
 from moe_lab.errors import ResultsError
 from moe_lab.runs.tuning.temperatures import LayerTemperatures
 from moe_lab.runs.tuning.trials import STORAGE, Trials, storage_errors
+from tests.support.searches import search, value
 
 fork = multiprocessing.get_context("fork")
-
-
-def search(n_trials: int, metric: str = "perplexity") -> LayerTemperatures:
-    return LayerTemperatures(
-        method=None,
-        tuning="tpe",
-        metric=metric,
-        n_trials=n_trials,
-        num_samples=4,
-        moe_layers=5,
-        max_temperature=0.5,
-        skip_layers=1,
-    )
-
-
-def value(temperatures: list[float]) -> float:
-    return sum((t - 0.2) ** 2 for t in temperatures)
 
 
 def run(

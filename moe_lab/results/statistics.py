@@ -127,10 +127,10 @@ def tango(to_right: float, to_wrong: float, n: float) -> Interval:
 
     margin = 1e-9  # at the difference itself the variance may be 0
     low = -1.0
-    if difference > -1:
+    if difference - margin > -1:
         low = brentq(excess, -1, difference - margin, args=(1,), xtol=1e-12)
     high = 1.0
-    if difference < 1:
+    if difference + margin < 1:
         high = brentq(excess, difference + margin, 1, args=(-1,), xtol=1e-12)
     return float(low), float(high)
 

@@ -164,7 +164,7 @@ def _results(mode: str, overrides: Sequence[str], quiet: bool, more: Sequence[st
 
 
 def _errors_of(results: Results) -> str:
-    """The messages of all that failed, a line or more each."""
+    """The messages of all that failed, one after the other."""
     errors = [*results.refused]
     for failure in results.failures:
         errors.append(failure.error)
@@ -172,7 +172,7 @@ def _errors_of(results: Results) -> str:
 
 
 PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"}
-"""Flags of the command."""
+"""Flags with which the command only prints."""
 
 
 def composed(name: str, overrides: Sequence[str], *more: str) -> list[Cell]:

@@ -112,6 +112,7 @@ class Progress:
         self._bar.close()
 
     def _print_lines(self) -> None:
+        """Print a line every INTERVAL seconds until the end."""
         while not self._ended.wait(INTERVAL):
             self._print()
 

@@ -64,10 +64,12 @@ def _opened(stream: TextIO | None, number: int) -> TextIO:
 
 
 def _nowhere() -> TextIO:
+    """A stream whose text is dropped."""
     return open(os.devnull, "w", encoding="utf-8")
 
 
 def _point_to_nowhere(number: int) -> None:
+    """Make a file descriptor write to `os.devnull`."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     if nowhere != number:
         os.dup2(nowhere, number)

@@ -195,7 +195,8 @@ def _write_config(run: Run) -> None:
 
 
 def _opened_log(run: Run) -> ResponseLog:
-    """The log of answers. A message says which stored answers are used, or are not used any more."""
+    """The log of answers. A message says which stored answers are used, or are not used any
+    more."""
     name = ANSWERS
     if run.config.rerun:  # an interrupted rerun continues its own log
         name = "responses.rerun.jsonl"

@@ -103,7 +103,8 @@ def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
 
 
 def read_study(folder: Path) -> StoredStudy:
-    """The study in a folder. Without best.yaml, which is written after trial 0, it has no temperatures.
+    """The study in a folder. Without best.yaml, which is written after trial 0, it has no
+    temperatures.
 
     Raises DamagedError if study.json or trials.csv is missing or cannot be read.
     """

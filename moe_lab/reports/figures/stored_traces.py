@@ -154,8 +154,8 @@ def _question(
 
 
 def _right_choice(sample: Sample) -> int:
-    """The index of the right choice. lm-eval logs either the index or its text. Raises ValueError for
-    any other text."""
+    """The index of the right choice. lm-eval logs either the index or its text. Raises ValueError
+    for any other text."""
     target = str(sample.target)
     if target.isdigit() and int(target) < len(sample.requests):
         return int(target)

@@ -158,8 +158,8 @@ def _chosen_documents(run: Run) -> dict[str, list[int] | None]:
 def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
     """The largest difference of a scored text's log-likelihood, in nats, at another batch size.
 
-    Under the key `peak_rounding`, 0 without a scored text; empty for a model without a `KVEngine`. It
-    is the bound within which results of the dtype are equal (`moe_lab.results.rounding`). Up to
+    Under the key `peak_rounding`, 0 without a scored text; empty for a model without a `KVEngine`.
+    It is the bound within which results of the dtype are equal (`moe_lab.results.rounding`). Up to
     ROUNDING_EXAMPLES of the stored answers of each task are computed once more. Tasks of choices or
     of generated texts need no bound: changed answers are counted.
     """
@@ -186,8 +186,8 @@ def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
 
 
 def _likelihood(answer: Any) -> float:
-    """The log-likelihood in an answer: of a continuation (log-likelihood, whether greedy), or of a text
-    the number itself."""
+    """The log-likelihood in an answer: of a continuation (log-likelihood, whether greedy), or of a
+    text the number itself."""
     return float(answer[0] if isinstance(answer, tuple | list) else answer)
 
 

@@ -139,11 +139,15 @@ def plan(overrides: Sequence[str]) -> Plan:
 
 
 def _results(mode: str, overrides: Sequence[str], quiet: bool, more: Sequence[str]) -> Results:
-    """The results of a command line with `more` overrides."""
+    """The results of a command line with `more` overrides, printed unless `quiet`.
+
+    Raises ResultsError if a run failed, KeyboardInterrupt if the command was interrupted.
+    """
     from moe_lab.runs.grid import do
 
     cells = composed(mode, overrides, *more)
-    with task_cache(), _silent() if quiet else nullcontext(), bars_of_libraries_hidden():
+    silence = _silent() if quiet else nullcontext()
+    with task_cache(), silence, bars_of_libraries_hidden():
         configs = to_configs(cells)
         for config in configs:
             if config.mode != mode:

@@ -35,6 +35,7 @@ class PluginOptions(SearchPathPlugin):
     """Lets Hydra find the options in `conf/` of every installed plug-in."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the folders of plug-ins to Hydra's search path."""
         for folder in plugin_folders():
             search_path.append(provider="plug-in", path=f"file://{folder}")
 

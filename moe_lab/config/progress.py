@@ -117,5 +117,6 @@ class Progress:
             self._print()
 
     def _print(self) -> None:
+        """Print a line with the number done and the time left."""
         self._printed = True
         print(self._bar, file=sys.stderr, flush=True)

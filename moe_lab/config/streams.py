@@ -86,6 +86,8 @@ class _Lasting:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        """Write the text, in characters that the encoding has. A reader that has ended raises
+        nothing."""
         encoding = getattr(self._stream, "encoding", None)
         if encoding is not None:
             text = in_encoding(text, encoding, getattr(self._stream, "errors", None))
@@ -100,6 +102,7 @@ class _Lasting:
             self.write(line)
 
     def flush(self) -> None:
+        """Flush the stream. A reader that has ended raises nothing."""
         try:
             self._stream.flush()
         except BrokenPipeError:

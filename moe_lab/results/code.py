@@ -1,4 +1,4 @@
-"""How a function that a number comes from stands in run ids.
+"""What run ids contain of a function that a number depends on.
 
 A function of this package has a name and a version number (`versioned`), so that its code may be
 rewritten. Any other one has its qualified name and the digest of its module (`code_digest.py`).

@@ -26,14 +26,14 @@ LEVEL = 0.95
 Z = 1.959963984540054
 """The quantile of the normal distribution at (1 + LEVEL) / 2."""
 RESAMPLES = 10_000
-"""Of means and perplexities, whose sums are resampled all at once."""
+"""Resamples of a mean or a perplexity, whose sums are resampled all at once."""
 SLOW_RESAMPLES = 500
-"""For any other `aggregate`, which runs once per resample."""
+"""Resamples of a score with any other `aggregate`, which runs once per resample."""
 FEW_VALUES = 50
 SEED = 1234
 ROUNDING = 1e-12
-"""Of two scores: they are equal if they differ by no more, such as 0.3 - 0.2 and 0.4 - 0.3, whose
-last bits differ."""
+"""Two scores that differ by no more are equal: 0.3 - 0.2 and 0.4 - 0.3 differ in their last
+bits."""
 
 Aggregate = Callable[[list[Any]], float]
 

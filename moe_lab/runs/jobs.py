@@ -76,8 +76,9 @@ class Job:
         for study in self.studies:
             if study.profile() is None:
                 return study.folder.name
-        finished: Sequence[Study | Run] = self.studies or self.runs
-        return finished[0].folder.name
+        if self.studies:
+            return self.studies[0].folder.name
+        return self.runs[0].folder.name
 
     @property
     def folders(self) -> list[Path]:
@@ -95,7 +96,9 @@ class Job:
     @property
     def coming(self) -> int:
         """The number of runs after the missing trainings and studies."""
-        return len(self.trainings) or max(len(seeds_of(self.config)), len(self.studies))
+        if self.trainings:
+            return len(self.trainings)
+        return max(len(seeds_of(self.config)), len(self.studies))
 
     def make_ready(self, models: ModelPool) -> None:
         """Finish the trainings and studies, and prepare the runs with their models and profiles."""

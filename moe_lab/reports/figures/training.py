@@ -174,6 +174,8 @@ def _logged_losses(result: RunResult) -> list[dict[str, Any]]:
 
 
 def _draw_curves(frame: DataFrame, title: str) -> Figure:
+    """The figure of `draw_training_curves`: losses above, differences below, a column for each
+    setting."""
     late = frame[frame["step"] >= FIRST_STEPS * frame["step"].max()]
     steps = frame.groupby(["panel", "line", "step"], sort=False)
     settings = list(frame["panel"].unique())

@@ -52,7 +52,8 @@ def lasting_streams() -> Iterator[None]:
 def _opened(stream: TextIO | None, number: int) -> TextIO:
     """The stream, or one to nowhere for a stream that was closed when Python started.
 
-    Its number is taken: else the next file that is opened would get it, and what libraries print.
+    The descriptor `number` is pointed to nowhere: otherwise the next file that is opened would get
+    it, and with it what libraries print.
     """
     if stream is not None:
         return stream

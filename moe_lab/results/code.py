@@ -41,10 +41,11 @@ def version_of(function: Any) -> tuple[str, int] | None:
 
 
 def function_identity(function: Any) -> list[object]:
-    """Name and version number of a `versioned` function; else qualified name and digest of the
-    module.
+    """[name, version number] of a `versioned` function; else [qualified name, digest of the
+    module].
 
-    An object that can be called has those of its class.
+    An object that can be called has those of its class. The digest is None for a module without a
+    Python file.
     """
     version = version_of(function)
     if version is not None:

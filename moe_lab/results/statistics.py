@@ -149,11 +149,11 @@ def _wilson_of_means(means_N: np.ndarray) -> Interval:
 
 
 def _tango_of_means(differences_N: np.ndarray) -> Interval:
-    """Tango's interval for documents that change by `step` or not at all; the moments determine
-    `step`.
+    """Tango's interval for means over seeds, as if each document changed by `step` or not at all.
 
-    Differences of -1, 0 and 1 have a step of 1. If nothing changed, the step is 1, which gives the
-    widest interval.
+    `step` is mean(d^2) / mean(|d|) of the differences d, so that such documents have the same two
+    moments: 1 for differences of -1, 0 and 1. If nothing changed, it is 1, which gives the widest
+    interval.
     """
     n = len(differences_N)
     size = float(np.abs(differences_N).mean())
@@ -233,10 +233,10 @@ def is_binary(values: Sequence[Any]) -> bool:
 
 
 def likelihood_terms(values: Sequence[Any], aggregate: Aggregate) -> np.ndarray | None:
-    """Log-likelihoods and their weights (words, bytes, 1), float64 [2, N]; None if it is no
-    perplexity of lm-eval.
+    """The documents' log-likelihoods and lengths (in words or bytes, or 1), float64 [2, N].
 
-    The score is a function of the ratio of their sums.
+    The score is a function of the ratio of their sums. None if `aggregate` is none of lm-eval's
+    perplexity, weighted_perplexity and bits_per_byte.
     """
     name = getattr(aggregate, "__name__", "")
     if name == "perplexity":

@@ -69,7 +69,11 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The folder of the first unfinished study, else of the first run. Used in messages."""
+        """The job's name in messages: the folder of what is computed next.
+
+        That is the first training with the method and task after it, the first unfinished study, or
+        the first run; the first study, if all are finished.
+        """
         if self.trainings:
             task = task_label(self.config.task.name)
             return f"{self.trainings[0].folder.name}, then {self.config.method.name} on {task}"
@@ -285,7 +289,8 @@ def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
 
 
 def with_baselines(runs: Sequence[Run]) -> list[Run]:
-    """The runs, each once, after the runs that it is compared with."""
+    """The runs and those that they are compared with, each once. A run comes after the runs that it
+    is compared with."""
     ordered: dict[str, Run] = {}
     for run in runs:
         for compared in run.compared_runs.values():

@@ -41,7 +41,9 @@ def _num_workers(launcher: LauncherConfig, gpus: int) -> int:
 
 
 def environment(number: int, count: int, gpus: int, gpus_per_worker: int = 1) -> dict[str, str]:
-    """The environment variables of a worker: its GPUs, or its number of threads.
+    """The environment variables of a worker: its GPUs, or without GPUs its number of threads.
+
+    An OMP_NUM_THREADS that is set already stays.
 
     Args:
         number: of the worker, from 0 on.

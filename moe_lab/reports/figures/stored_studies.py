@@ -133,7 +133,8 @@ def read_study(folder: Path) -> StoredStudy:
 
 
 def _read_trials(file: Path) -> DataFrame:
-    """The complete and pruned trials of a trials.csv, by their numbers."""
+    """The complete and pruned trials of a trials.csv, in the order of their numbers: the columns of
+    `StoredStudy.trials`."""
     trials = read_csv(file)
     trials = trials.rename(columns={"number": "trial", "params_temperature": "temperature"})
     trials = trials[trials["state"].isin((COMPLETE, PRUNED))]

@@ -82,7 +82,8 @@ def draw_sweep(studies: Sequence[StoredStudy]) -> Drawing:
 
 
 def _limits(study: StoredStudy, trials: DataFrame) -> list[tuple[float, float] | tuple[None, None]]:
-    """Wilson's interval of each trial's accuracy; (None, None) for another metric."""
+    """(low, high) of Wilson's interval of each trial's accuracy; (None, None) for another metric,
+    and for a single document."""
     documents = study.info.num_samples
     values = trials["value"]
     is_share = study.info.metric == "accuracy" and values.between(0, 1).all()

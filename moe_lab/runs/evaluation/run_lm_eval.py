@@ -238,7 +238,11 @@ def evaluate_tasks(
 def ask_again(
     run: Run, models: ModelPool, observer: Observer, requests: Sequence[tuple[str, Request]]
 ) -> None:
-    """Answer requests again so that an observer sees their passes. The answers are dropped."""
+    """Answer requests again so that an observer sees their passes. The answers are dropped.
+
+    Args:
+        requests: (kind, request) of each.
+    """
     print_message(f"{run.folder.name}: {len(requests):,} stored answers are read again and counted")
     with opened_again(run, models) as lm, observed(lm, observer):
         for kind in dict.fromkeys(kind for kind, _ in requests):

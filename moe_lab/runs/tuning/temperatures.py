@@ -35,8 +35,8 @@ class EnsembleSearch(Search):
 
     @contextmanager
     def open(self, loaded: LoadedModel, config: Config) -> Iterator[OpenTrial]:
-        """Inside the context, the function gives the LM, which all trials share, a trial's
-        ensemble."""
+        """Open the method once. Inside the context, the function sets the ensemble of a trial on
+        the one LM, and returns the LM."""
         first = self._ensemble([0.0] * self.moe_layers, config.seed)
         context = Context(config=config, study=StudyStart(first=first, reuse=self.reuse))
         with self.method.open(loaded, context) as lm:

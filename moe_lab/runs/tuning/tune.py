@@ -107,9 +107,14 @@ def measure(
     *,
     scaled: bool,
 ) -> Measurement:
-    """Measure a trial under its LM; it is pruned beyond `limit`.
+    """The metric of a trial under its LM.
 
-    `scaled`: whether the value is the perplexity at the best logit scale.
+    Its value is None if the trial was pruned. If the LM finds the best logit scale, the attributes
+    are this scale (LOGIT_SCALE) and the perplexity at it (SCALED) and without it (UNSCALED).
+
+    Args:
+        limit: the value beyond which the trial is pruned; None: it is not pruned.
+        scaled: whether the value is the perplexity at the best logit scale.
     """
     try:
         value = metric(lm, limit, trial.report)

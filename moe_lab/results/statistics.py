@@ -139,12 +139,13 @@ def _wilson_of_means(means_N: np.ndarray) -> Interval:
     """Wilson's interval for means over seeds.
 
     Its number of documents is that of 0/1 scores of the same mean and variance: all documents if
-    every mean is 0 or 1.
+    every mean is 0 or 1, and if all means are equal.
     """
     n = len(means_N)
     mean = float(means_N.mean())
-    variance = float(means_N.var())
-    effective = n * mean * (1 - mean) / variance if variance else n
+    effective: float = n
+    if not are_equal(means_N.tolist()):
+        effective = n * mean * (1 - mean) / float(means_N.var())
     return wilson(mean * effective, effective)
 
 

@@ -146,6 +146,14 @@ def test_intervals_of_differences_over_seeds_are_tangos_where_seeds_agree():
     assert one_seed is not None and one_seed[1] == pytest.approx(tango(4, 4, 100)[1] / 3)
 
 
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("n", [2, 3, 4, 7])
+def test_a_mean_over_seeds_has_an_interval_where_all_documents_are_alike(seeds, n):
+    """In one seed every document is right. Broken by a variance that is 0 but for its last bits."""
+    interval = interval_of_mean([[1.0] * n] + [[0.0] * n] * (seeds - 1))
+    assert interval == pytest.approx(wilson(n / seeds, n), abs=1e-12)
+
+
 @pytest.mark.parametrize("seeds", [3, 5, 7])
 @pytest.mark.parametrize("n", [2, 3, 5, 6])
 def test_a_difference_over_seeds_has_an_interval_where_all_documents_changed_alike(seeds, n):

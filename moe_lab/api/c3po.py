@@ -76,11 +76,7 @@ class C3PO(LanguageModel):
             references = checked("references", references, References, remedy)
         loaded = loaded_model(model, tokenizer)
         C3POMethod(settings).check(loaded.facts)
-        if keys.get("core_experts") is not None and keys["core_experts"] > loaded.facts.experts:
-            raise ConfigError(
-                f"method.core_experts={keys['core_experts']}: the model has {loaded.facts.experts} "
-                "experts per layer; give at most these, or None for all."
-            )
+        _check_core_experts(keys.get("core_experts"), loaded.facts.experts)
         layers = named_layers(settings.layers, loaded.facts.moe_layers)
         reference_set = _reference_set(references, settings, loaded)
         count = len(reference_set)
@@ -94,6 +90,15 @@ class C3PO(LanguageModel):
         lm = C3POLM(loaded, config, settings, layers, reference_set)
         super().__init__(lm, optimizer=settings.optimizer, k=settings.k, references=count)
         self.lm.progress = False
+
+
+def _check_core_experts(core_experts: Any, experts: int) -> None:
+    """Raise ConfigError for a given number of core experts that is above that of the experts."""
+    if core_experts is not None and core_experts > experts:
+        raise ConfigError(
+            f"method.core_experts={core_experts}: the model has {experts} "
+            "experts per layer; give at most these, or None for all."
+        )
 
 
 def _refuse_tasks(settings: C3POConfig, keys: Mapping[str, Any]) -> None:

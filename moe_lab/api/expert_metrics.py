@@ -12,8 +12,8 @@ def expert_metrics(
 ) -> dict[str, Any]:
     """Load Balance, Collaboration, Capacity and Specialization on texts (MoE-Bench, section 4.1).
 
-        found = expert_metrics(model, ["two and two are four", ...], tokenizer)
-        found["load_balance"]["value"]
+        metrics = expert_metrics(model, ["two and two are four", ...], tokenizer)
+        metrics["load_balance"]["value"]
 
     The model reads every text once, and again under each policy of Capacity and Specialization. It
     is measured as `metrics=expert` measures a model in training: accuracy is the share of tokens

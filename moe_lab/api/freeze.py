@@ -33,7 +33,7 @@ def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
     require_routers(model)
     trained = trainable(parameter_groups(model))
     frozen = []
-    for name in groups or (None,):
+    for name in groups or (None,):  # no group at all is refused as an unknown one is
         if not isinstance(name, str) or name not in trained:
             raise ConfigError(
                 f"freeze(model, {name!r}): name groups one by one, among {', '.join(trained)}."

@@ -63,11 +63,22 @@ def loaded_model(
 
 
 def _is_tokenizer(value: Any) -> bool:
+    """Whether it has what this package needs of a tokenizer."""
     return all(hasattr(value, name) for name in ("encode", "decode", "pad_token_id"))
 
 
 Ids: TypeAlias = Sequence[int] | Tensor
 """Token ids of one text: a list, or an int64 tensor [T]."""
+
+
+def _is_one_text(ids: Ids | Sequence[Ids]) -> bool:
+    """Whether these are the token ids of one text, and not of several (a list of lists or tensors,
+    an int64 tensor [texts, T]). No ids at all are those of one text."""
+    if isinstance(ids, Tensor):
+        return ids.dim() != 2 or len(ids) == 0
+    if isinstance(ids, list | tuple) and len(ids):
+        return not hasattr(ids[0], "__len__")
+    return True
 
 
 @dataclass
@@ -158,9 +169,7 @@ class LanguageModel:
             )
         config = self._generation_config(options)
         if config.stop_strings:  # transformers hands no tokenizer to custom_generate
-            criteria = list(options.get("stopping_criteria") or ())
-            criteria.append(StopStringCriteria(self.tokenizer, config.stop_strings))
-            options["stopping_criteria"] = StoppingCriteriaList(criteria)
+            options["stopping_criteria"] = self._with_stop_strings(options, config.stop_strings)
             options["stop_strings"] = None
         if config.pad_token_id is None:
             options["pad_token_id"] = self.tokenizer.pad_token_id
@@ -187,15 +196,18 @@ class LanguageModel:
             return answers[0]
         return answers
 
+    def _with_stop_strings(self, options: dict[str, Any], stop_strings: Any) -> Any:
+        """The stopping criteria of `options`, and one that stops at the strings."""
+        criteria = list(options.get("stopping_criteria") or ())
+        criteria.append(StopStringCriteria(self.tokenizer, stop_strings))
+        return StoppingCriteriaList(criteria)
+
     def next_token_logprobs(self, ids: Ids | Sequence[Ids]) -> Tensor:
         """float32 [V]: log-probabilities of the token after `ids`; [texts, V] for a list of texts.
 
         They are -inf where a probability is below float32's range.
         """
-        if isinstance(ids, list | tuple) and len(ids):
-            is_one_text = not hasattr(ids[0], "__len__")
-        else:
-            is_one_text = not (isinstance(ids, Tensor) and ids.dim() == 2 and len(ids))
+        is_one_text = _is_one_text(ids)
         texts: Any = [ids] if is_one_text else ids
         vocabulary = self.model.get_input_embeddings().num_embeddings
         prompts = []
@@ -305,6 +317,7 @@ class LanguageModel:
                     self._set_seed(before)
 
     def _set_seed(self, seed: int) -> None:
+        """Use another seed from now on."""
         self.lm.seed = seed
 
     def _generation_config(self, options: dict[str, Any]) -> GenerationConfig:
@@ -313,9 +326,9 @@ class LanguageModel:
 
         Raises ConfigError for an option that is not supported.
         """
-        others = {key: value for key, value in options.items() if key != "generation_config"}
-        given = options.get("generation_config")
-        config, _ = self.model._prepare_generation_config(given, **others)
+        settings = dict(options)
+        generation_config = settings.pop("generation_config", None)
+        config, _ = self.model._prepare_generation_config(generation_config, **settings)
         refused = unsupported(config)
         if refused:
             raise ConfigError(f"{refused} Leave it out.")

@@ -38,6 +38,7 @@ class MethodLM(AnsweringLM):
         return hf.chat_template(self, chat_template)
 
     def _answer(self, kind: str, requests: list[Instance]) -> list[Any]:
+        """The answers of the method, which is opened for these requests alone."""
         with self._open() as lm:
             answers: list[Any] = getattr(lm, kind)(requests)
         return answers
@@ -76,20 +77,28 @@ def lm(
     settings = checked_settings(
         seed=seed, batch_size=batch_size, max_batch_size=max_batch_size, max_length=max_length
     )
-    given = build(config_class(method, keys), {"name": method, **keys}, "method.", methods_with)
-    config = Config(method=given, **settings)
-    chosen = get_method(method)(given)
-    loaded = loaded_model(model, tokenizer, needs_router=chosen.required_routing != "none")
-    elsewhere = f'moe_lab.run(["method={method}", ...]) runs it.'
-    if isinstance(chosen, TrainingMethod | ModelMaker):
-        raise ConfigError(f"method={method} trains a model: {elsewhere}")
-    if type(chosen).data_identity is not Method.data_identity:
-        raise ConfigError(f"method={method} reads documents of a task: {elsewhere}")
-    chosen.check(loaded.facts)
+    method_config = build(
+        config_class(method, keys), {"name": method, **keys}, "method.", methods_with
+    )
+    config = Config(method=method_config, **settings)
+    opened_method = get_method(method)(method_config)
+    needs_router = opened_method.required_routing != "none"
+    loaded = loaded_model(model, tokenizer, needs_router=needs_router)
+    _check_runs_here(opened_method, method)
+    opened_method.check(loaded.facts)
 
     def open_lm() -> AbstractContextManager[EngineLM]:
         # lm-eval's `hf` would leave the model in evaluation mode
         check_evaluation_mode(loaded.model)
-        return chosen.open(loaded, Context(config=config))
+        return opened_method.open(loaded, Context(config=config))
 
     return MethodLM(open_lm, tokenizer)
+
+
+def _check_runs_here(method: Method, name: str) -> None:
+    """Raise ConfigError for a method that trains, or that reads documents of a task."""
+    elsewhere = f'moe_lab.run(["method={name}", ...]) runs it.'
+    if isinstance(method, TrainingMethod | ModelMaker):
+        raise ConfigError(f"method={name} trains a model: {elsewhere}")
+    if type(method).data_identity is not Method.data_identity:
+        raise ConfigError(f"method={name} reads documents of a task: {elsewhere}")

@@ -91,6 +91,7 @@ class RoE(LanguageModel):
         super().__init__(lm, n=n, temperature=temperature, cache=cache)
 
     def _set_seed(self, seed: int) -> None:
+        """Use another seed, also of the routing noise, from now on."""
         super()._set_seed(seed)
         if self.lm.ensemble.n > 1:
             # a new one: the old one's decisions are counted

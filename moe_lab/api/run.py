@@ -139,11 +139,15 @@ def plan(overrides: Sequence[str]) -> Plan:
 
 
 def _results(mode: str, overrides: Sequence[str], quiet: bool, more: Sequence[str]) -> Results:
-    """The results of a command line with `more` overrides."""
+    """The results of a command line with `more` overrides, printed unless `quiet`.
+
+    Raises ResultsError if a run failed, KeyboardInterrupt if the command was interrupted.
+    """
     from moe_lab.runs.grid import do
 
     cells = composed(mode, overrides, *more)
-    with task_cache(), _silent() if quiet else nullcontext(), bars_of_libraries_hidden():
+    silence = _silent() if quiet else nullcontext()
+    with task_cache(), silence, bars_of_libraries_hidden():
         configs = to_configs(cells)
         for config in configs:
             if config.mode != mode:
@@ -164,7 +168,7 @@ def _results(mode: str, overrides: Sequence[str], quiet: bool, more: Sequence[st
 
 
 def _errors_of(results: Results) -> str:
-    """The messages of all that failed, a line or more each."""
+    """The messages of all that failed, one after the other."""
     errors = [*results.refused]
     for failure in results.failures:
         errors.append(failure.error)
@@ -172,7 +176,7 @@ def _errors_of(results: Results) -> str:
 
 
 PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"}
-"""Flags of the command."""
+"""Flags with which the command only prints."""
 
 
 def composed(name: str, overrides: Sequence[str], *more: str) -> list[Cell]:

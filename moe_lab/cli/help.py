@@ -138,8 +138,8 @@ def _folder_arguments(argv: list[str]) -> list[str]:
 
 
 def _texts_of(argument: str, files: Files, config_dirs: list[Path]) -> list[str]:
-    """The texts for what an argument names: a word, `mode=...`, or options `group=...`; none for any
-    other `key=value`."""
+    """The texts for what an argument names: a word, `mode=...`, or options `group=...`; none for
+    any other `key=value`."""
     name, sign, values = argument.lstrip("+").partition("=")
     if not sign:
         return _word(name, files, config_dirs)
@@ -151,8 +151,8 @@ def _texts_of(argument: str, files: Files, config_dirs: list[Path]) -> list[str]
 
 
 def _word(word: str, files: Files, config_dirs: list[Path]) -> list[str]:
-    """The texts for what a single word names: a command, a topic, a group, options, an experiment, or
-    a key. Raises ConfigError if nothing has this name."""
+    """The texts for what a single word names: a command, a topic, a group, options, an experiment,
+    or a key. Raises ConfigError if nothing has this name."""
     topics: dict[str, Callable[[], str]] = {"keys": _keys, "flags": lambda: FLAGS}
     if word in MODES:
         return [_mode(word)]

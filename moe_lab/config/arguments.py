@@ -21,12 +21,12 @@ def wrong(argument: str, value: Any, remedy: str) -> ConfigError:
 
 
 def checked_settings(**settings: Any) -> dict[str, Any]:
-    """`seed`, `batch_size`, `max_batch_size` and `max_length`, of the types and values that the
-    command takes."""
+    """The given ones of `seed`, `batch_size`, `max_batch_size` and `max_length`, in the types that
+    the command takes. Raises ConfigError for another type and for an impossible value."""
     hints = get_type_hints(Config)
-    plain = {name: coerce(value, hints[name], name) for name, value in settings.items()}
-    Config(**plain)
-    return plain
+    typed = {name: coerce(value, hints[name], name) for name, value in settings.items()}
+    Config(**typed)  # checks the values
+    return typed
 
 
 def checked(argument: str, value: Any, kind: Any, remedy: str) -> Any:
@@ -53,6 +53,12 @@ def checked_ids(argument: str, value: Any, vocabulary: int, most: int, least: in
     """Token ids of one text, of a list or a tensor. Raises ConfigError for anything else."""
     ids = value.tolist() if hasattr(value, "tolist") else value
     token = Annotated[StrictInt, Field(ge=0, lt=vocabulary)]
-    remedy = f"give {least} to {most} token ids below {vocabulary}, as tokenizer(text).input_ids has them"
-    kind = Annotated[list[token], Field(min_length=least, max_length=most)]  # type: ignore[valid-type]
+    remedy = (
+        f"give {least} to {most} token ids below {vocabulary}, as tokenizer(text).input_ids has "
+        "them"
+    )
+    kind: Any = Annotated[
+        list[token],  # type: ignore[valid-type]
+        Field(min_length=least, max_length=most),
+    ]
     return list(checked(argument, ids, kind, remedy))

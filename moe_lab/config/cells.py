@@ -46,11 +46,12 @@ def cell_of(source: Source, overrides: list[str]) -> Cell:
 
 def composed_by_hydra(source: Source, overrides: list[str]) -> Cell:
     """As `cell_of`, by Hydra alone."""
-    of_cell = []
+    cell_overrides = []
     for override in overrides:
         if not override.lstrip("+~").startswith("hydra."):
-            of_cell.append(override)
-    return _resolved(_unresolved(source.load(overrides)), of_cell)
+            cell_overrides.append(override)
+    composed = source.load(overrides)
+    return _resolved(_unresolved(composed), cell_overrides)
 
 
 def is_warm() -> bool:
@@ -75,12 +76,17 @@ def _resolved(cell: Cell, overrides: list[str]) -> Cell:
 
 @lru_cache(maxsize=4096)
 def _parsed(override: str) -> Override:
+    """An override as Hydra reads it. Raises Hydra's error for one that does not parse."""
     [parsed] = OverridesParser.create().parse_overrides([override])
     return parsed
 
 
 def _put_together(source: Source, overrides: list[Override]) -> Cell | None:
-    """What Hydra would compose of the overrides; None if only Hydra knows."""
+    """The configuration that Hydra would compose of the overrides, put together from its options.
+
+    None where that is not possible: for an override that is not simply `option` or `key=value`, an
+    option that includes others, and a key that does not exist.
+    """
     if not all(_is_plain(override) for override in overrides):
         return None
     options: dict[str, Override] = {}
@@ -114,7 +120,7 @@ def _is_plain(override: Override) -> bool:
 
 
 def _changes_only(group: str, option: Cell, defaults: Cell) -> bool:
-    """Whether an option is one of its group alone: one that includes others changes their groups,
+    """Whether an option changes its own group alone. One that includes others changes their groups,
     too."""
     same_values = {**option.values, group: None} == {**defaults.values, group: None}
     same_choices = {**option.choices, group: None} == {**defaults.choices, group: None}
@@ -167,8 +173,9 @@ def _with_option(source: Source, option: str) -> Cell:
 
 def _unresolved(composed: DictConfig) -> Cell:
     """What Hydra composed, with its interpolations, as plain values."""
-    own_keys = [str(key) for key in composed if key != "hydra"]
-    values = OmegaConf.to_container(OmegaConf.masked_copy(composed, own_keys), resolve=False)
+    keys = [str(key) for key in composed if key != "hydra"]
+    without_hydra = OmegaConf.masked_copy(composed, keys)
+    values = OmegaConf.to_container(without_hydra, resolve=False)
     assert isinstance(values, dict)
     runtime = composed.hydra.runtime
     config_dirs = []

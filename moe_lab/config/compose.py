@@ -89,21 +89,25 @@ def _cells(argv: list[str], texts: TextKeys) -> list[Cell]:
 
 def _grid(hydra: Hydra, overrides: list[str]) -> list[list[str]]:
     """The overrides of each cell of a grid. Raises ConfigError for a grid without cells."""
-    of_hydra = []
-    of_cells = []
-    for override in OverridesParser.create(hydra.config_loader).parse_overrides(overrides):
+    parser = OverridesParser.create(hydra.config_loader)
+    hydra_overrides = []
+    cell_overrides = []
+    for override in parser.parse_overrides(overrides):
         if override.is_hydra_override():
-            of_hydra.append(str(override.input_line))
+            hydra_overrides.append(str(override.input_line))
         else:
-            of_cells.append(override)
-    [cells] = BasicSweeper.split_arguments(of_cells, max_batch_size=None)
+            cell_overrides.append(override)
+    [cells] = BasicSweeper.split_arguments(cell_overrides, max_batch_size=None)
     if not cells:
         raise ConfigError(f"The grid {' '.join(overrides)} has no runs.")
-    return [[*of_hydra, *cell] for cell in cells]
+    return [[*hydra_overrides, *cell] for cell in cells]
 
 
 def _print_by_hydra(hydra: Hydra, name: str, flags: Namespace, parser: Any) -> bool:
-    """Do what a flag of Hydra's asks for that only prints. Returns whether there was one."""
+    """Print what a flag of Hydra asks for: --hydra-help, --cfg, --shell-completion or --info.
+
+    Returns False, and prints nothing, without such a flag.
+    """
     overrides = with_free_keys(flags.overrides)
     if flags.hydra_help:
         hydra.hydra_help(config_name=name, args_parser=parser, args=flags)

@@ -63,8 +63,8 @@ def _lines_of(error: BaseException) -> list[str]:
         if line.strip() and not ADVICE_TO_FORCE.search(line):
             lines.append(line)
     if error.__cause__ is not None:
-        of_cause = [line.strip() for line in str(error.__cause__).splitlines() if line.strip()]
-        lines.extend(of_cause[:2])
+        cause_lines = [line.strip() for line in str(error.__cause__).splitlines()]
+        lines.extend([line for line in cause_lines if line][:2])
     return lines
 
 
@@ -81,16 +81,15 @@ def _missing_key(cause: Any, owners: Owners) -> str:
     section = cause.parent_node
     key = str(cause.full_key)
     prefix, _, last_part = key.rpartition(".")
-    known = []
-    for name in section:
-        if name != "hydra":
-            known.append(f"{prefix}.{name}" if prefix else str(name))
-    option = None
+    names = [str(name) for name in section if name != "hydra"]
     if prefix:
-        if isinstance(section, DictConfig):
-            option = section.get("name")
-    else:
-        for name in list(known):
-            if isinstance(section[name], DictConfig) and last_part in section[name]:
-                known.append(f"{name}.{last_part}")
-    return str(unknown_key(key, known, option, owners))
+        known = [f"{prefix}.{name}" for name in names]
+        option = section.get("name") if isinstance(section, DictConfig) else None
+        return str(unknown_key(key, known, option, owners))
+
+    # a key at the top level may be meant for a group: n for method.n
+    known = list(names)
+    for name in names:
+        if isinstance(section[name], DictConfig) and last_part in section[name]:
+            known.append(f"{name}.{last_part}")
+    return str(unknown_key(key, known, None, owners))

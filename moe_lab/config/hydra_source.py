@@ -35,6 +35,7 @@ class PluginOptions(SearchPathPlugin):
     """Lets Hydra find the options in `conf/` of every installed plug-in."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the folders of plug-ins to Hydra's search path."""
         for folder in plugin_folders():
             search_path.append(provider="plug-in", path=f"file://{folder}")
 
@@ -64,6 +65,7 @@ class OptionReader(ConfigRepository):
         self._texts = texts
 
     def load_config(self, config_path: str) -> ConfigResult | None:
+        """The option in a file; None if there is no such file."""
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if source is None or source.scheme() != "file":
             return super().load_config(config_path)
@@ -97,7 +99,8 @@ class Source:
     config_dir: str | None
     """The folder of `--config-dir`."""
     files: tuple[tuple[str, int, int], ...]
-    """The names, sizes and times of all option files: what is cached of them is theirs."""
+    """The names, sizes and times of all option files: caches with a source as key hold until one of
+    them changes."""
     texts: TextKeys
     """The keys whose values keep the characters of their file."""
 
@@ -129,8 +132,10 @@ class Source:
 def source_in(
     texts: TextKeys, folder: str = conf_dir, name: str = NAME, config_dir: str | None = None
 ) -> Source:
-    """The source in a folder, as its files are now. To be forgotten with each command
-    (`cache_clear`)."""
+    """The source in a folder, as its files are now.
+
+    Each command clears this cache (`cache_clear`), because the files may have changed.
+    """
     places = [Path(folder)]
     if config_dir:
         places.append(Path(config_dir))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -51,12 +52,13 @@ INSTEAD = {
     "trust_remote_code": "a model whose type transformers has: code from the hub is never run",
     "use_cache": _STORED,
     "wandb_args": "logger=wandb logger.project=<name> (docs/wandb.md)",
-    "hydra/launcher": "launcher=local launcher.workers=4, which keeps one table for all runs (--help launcher=)",
+    "hydra/launcher": "launcher=local launcher.workers=4, which keeps one table for all runs "
+    "(--help launcher=)",
     "hydra/sweeper": "-m with several values for a grid, or tuning=tpe for a search",
 }
 """What to use instead of a flag or key of lm-eval, transformers or Hydra."""
 OF_JOBS = re.compile(r"hydra\.(?!searchpath)")
-"""Settings of Hydra's jobs, which there are none of here."""
+"""Settings of Hydra's jobs. Hydra starts no jobs here."""
 
 
 def refuse_overrides(overrides: list[str]) -> None:
@@ -67,6 +69,7 @@ def refuse_overrides(overrides: list[str]) -> None:
 
 
 def _refuse(override: str) -> None:
+    """As `refuse_overrides`, for one override."""
     key, _, value = override.lstrip("+~-").partition("=")
     is_flag = override.startswith("--")
     name = key.replace("-", "_") if is_flag else key
@@ -104,16 +107,22 @@ def _refuse(override: str) -> None:
         )
 
 
-def without_method_keys(
-    argv: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS
-) -> tuple[list[str], list[str]]:
+class SplitArguments(NamedTuple):
+    """A command line, split by `without_method_keys`."""
+
+    others: list[str]
+    method_keys: list[str]
+    """`method.<key>=`; empty without experiment=."""
+
+
+def without_method_keys(argv: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS) -> SplitArguments:
     """Split the `method.<key>=` off a command line with experiment=, whose cells have different
-    methods.
+    methods. Without experiment= nothing is split off.
 
     Raises Hydra's error for a key that does not parse, and ConfigError for several values.
     """
     if not any(EXPERIMENT.match(argument) for argument in argv):
-        return argv, []
+        return SplitArguments(argv, [])
     method_keys = []
     others = []
     for argument in argv:
@@ -124,7 +133,7 @@ def without_method_keys(
     for override in OverridesParser.create().parse_overrides(quoted(method_keys, texts)):
         if override.is_sweep_override():
             raise ConfigError(OWN_GRID)
-    return others, method_keys
+    return SplitArguments(others, method_keys)
 
 
 def with_free_keys(overrides: list[str]) -> list[str]:
@@ -146,7 +155,8 @@ def with_free_keys(overrides: list[str]) -> list[str]:
 
 
 def as_typed(override: str) -> str:
-    """Without what `with_free_keys` adds, and without Hydra's escapes in the paths of a grid."""
+    """The override as the user typed it: without the "++" of `with_free_keys`, and without Hydra's
+    escapes in the paths of a grid."""
     key = override.partition("=")[0].lstrip("+")
     if key.startswith("method.") or is_in_door(key):
         override = override.removeprefix("++")
@@ -175,14 +185,16 @@ def quote(argument: str, texts: TextKeys = SCHEMA_TEXT_KEYS, chosen: Chosen = NO
     A comma separates the values of a grid, unless the key takes several itself: `experiment=a,b`,
     `gen_kwargs=x=1,y=2`, `task.metric=acc,none`, `b=x,y`.
     """
-    if match := SEVERAL.match(argument):
-        return f"{match[1]}={_quoted(match[2])}"
+    several = SEVERAL.match(argument)
+    if several is not None:
+        return f"{several[1]}={_quoted(several[2])}"
     name, _, value = argument.partition("=")
     if argument.startswith("-") or not value:
         return argument
     key = INDEX.sub("", name.lstrip("+"))
 
     def quoted_item(item: re.Match[str]) -> str:
+        """The item of a list, quoted if Hydra would misread it."""
         text = item[0].strip()
         return _quoted(text) if texts.is_misread(key, text, chosen) else item[0]
 
@@ -198,6 +210,7 @@ def quote(argument: str, texts: TextKeys = SCHEMA_TEXT_KEYS, chosen: Chosen = NO
 
 
 def _quoted(value: str) -> str:
+    """The value in single quotes, as Hydra's grammar takes it."""
     # backslashes before a quote are halved by Hydra, others are not
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", value).replace("'", "\\'")
     return f"'{escaped}'"

@@ -112,9 +112,11 @@ class Progress:
         self._bar.close()
 
     def _print_lines(self) -> None:
+        """Print a line every INTERVAL seconds until the end."""
         while not self._ended.wait(INTERVAL):
             self._print()
 
     def _print(self) -> None:
+        """Print a line with the number done and the time left."""
         self._printed = True
         print(self._bar, file=sys.stderr, flush=True)

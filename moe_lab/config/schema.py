@@ -22,6 +22,7 @@ from moe_lab.config.validators import (
 from moe_lab.errors import ConfigError, need_package
 
 SEEDS_WITH_TUNING = 5
+"""The default of `seeds` where temperatures or settings are tuned."""
 
 EMBEDDED_MODELS = ("tiny", "tiny-noisy")
 """Models whose folders come with the package, in `moe_lab/models/`."""
@@ -297,6 +298,22 @@ class Config:
         self._take_bf16()
         check_limits(self, "")
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        self._check_seeds()
+        is_comparison = self.mode == "compare"
+        if (self.a is not None) != is_comparison or (self.b is not None) != is_comparison:
+            raise ConfigError(
+                "mode=compare, a=<file or folder> and b=<file or folder>[,<more>] go together."
+            )
+        self._check_documents()
+        self._check_device()
+        if isinstance(self.batch_size, int):
+            at_least("batch_size", self.batch_size, 1)
+        elif not re.fullmatch(r"auto(:\d+)?", self.batch_size):
+            raise ConfigError(f"batch_size={self.batch_size}: use a positive integer or auto.")
+
+    def _check_seeds(self) -> None:
+        """Raise ConfigError for numbers of runs and studies that contradict each other, and for
+        seeds above the largest."""
         if self.num_studies > 1 and self.seeds not in (None, self.num_studies):
             raise ConfigError(
                 f"tuning.seeds={self.num_studies} evaluates each of its studies once, with the "
@@ -309,12 +326,10 @@ class Config:
                 f"seed={self.seed}: {self.num_seeds} runs end with seed {last_seed}, and the "
                 f"largest is {MAX_SEED}. Give a smaller one."
             )
-        if {self.a is not None, self.b is not None} != {self.mode == "compare"}:
-            raise ConfigError(
-                "mode=compare, a=<file or folder> and b=<file or folder>[,<more>] go together."
-            )
-        limit = 1 if self.limit is None else self.limit
-        if not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
+
+    def _check_documents(self) -> None:
+        """Raise ConfigError for impossible `limit` and `samples`, and for both."""
+        if self.limit is not None and not _is_limit(self.limit):
             raise ConfigError(
                 f"limit={self.limit}: use a number of documents, or a fraction below 1."
             )
@@ -322,6 +337,10 @@ class Config:
             raise ConfigError("limit= and samples= both choose documents. Give one of them.")
         if self.samples is not None and (not self.samples or min(self.samples) < 0):
             raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")
+
+    def _check_device(self) -> None:
+        """Raise ConfigError for a device that torch does not have, and for two places of the
+        model."""
         if not re.fullmatch(r"[a-z]+(:\d+)?", self.device):
             raise ConfigError(
                 f"device={self.device} is not a device. Use auto, cpu, cuda, cuda:<index> or "
@@ -329,10 +348,6 @@ class Config:
             )
         if self.model.device_map is not None and self.device != "auto":
             raise ConfigError(f"Give device={self.device} or model.device_map, not both.")
-        if isinstance(self.batch_size, int):
-            at_least("batch_size", self.batch_size, 1)
-        elif not re.fullmatch(r"auto(:\d+)?", self.batch_size):
-            raise ConfigError(f"batch_size={self.batch_size}: use a positive integer or auto.")
 
     def _take_bf16(self) -> None:
         """Give `bf16` of `method.trainer`, which is transformers' name for it, to `dtype`.
@@ -353,7 +368,8 @@ class Config:
 
     @property
     def think_end_token(self) -> str | None:
-        """`model.think_end_token`. Without a chat template a model does not reason."""
+        """`model.think_end_token`; None without a chat template, with which alone a model
+        reasons."""
         return self.model.think_end_token if self.apply_chat_template else None
 
     @property
@@ -366,7 +382,16 @@ class Config:
         """Number of runs with consecutive seeds."""
         if self.num_studies > 1:
             return self.num_studies
-        return self.seeds or (1 if self.tuning.name == "none" else SEEDS_WITH_TUNING)
+        if self.seeds is not None:
+            return self.seeds
+        return 1 if self.tuning.name == "none" else SEEDS_WITH_TUNING
+
+
+def _is_limit(limit: float) -> bool:
+    """Whether it is a fraction below 1, or a number of documents."""
+    if limit < 1:
+        return limit > 0
+    return float(limit).is_integer()
 
 
 RECORDED = ("overrides", "config_dirs")

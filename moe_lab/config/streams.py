@@ -52,7 +52,8 @@ def lasting_streams() -> Iterator[None]:
 def _opened(stream: TextIO | None, number: int) -> TextIO:
     """The stream, or one to nowhere for a stream that was closed when Python started.
 
-    Its number is taken: else the next file that is opened would get it, and what libraries print.
+    The descriptor `number` is pointed to nowhere: otherwise the next file that is opened would get
+    it, and with it what libraries print.
     """
     if stream is not None:
         return stream
@@ -64,10 +65,12 @@ def _opened(stream: TextIO | None, number: int) -> TextIO:
 
 
 def _nowhere() -> TextIO:
+    """A stream whose text is dropped."""
     return open(os.devnull, "w", encoding="utf-8")
 
 
 def _point_to_nowhere(number: int) -> None:
+    """Make a file descriptor write to `os.devnull`."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     if nowhere != number:
         os.dup2(nowhere, number)
@@ -84,6 +87,8 @@ class _Lasting:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        """Write the text, in characters that the encoding has. A reader that has ended raises
+        nothing."""
         encoding = getattr(self._stream, "encoding", None)
         if encoding is not None:
             text = in_encoding(text, encoding, getattr(self._stream, "errors", None))
@@ -98,6 +103,7 @@ class _Lasting:
             self.write(line)
 
     def flush(self) -> None:
+        """Flush the stream. A reader that has ended raises nothing."""
         try:
             self._stream.flush()
         except BrokenPipeError:

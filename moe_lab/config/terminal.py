@@ -20,7 +20,12 @@ USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)[^/\s]+@")
 
 def shown(text: str) -> str:
     r"""The text with its control characters as escapes, such as `\x1b`; newlines stay."""
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return CONTROL.sub(_escape, text)
+
+
+def _escape(character: re.Match[str]) -> str:
+    r"""The escape of a character, such as `\x1b`."""
+    return repr(character[0])[1:-1]
 
 
 def one_line(text: object) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a command or a YAML says of its method."""
+    """The method that a command or a YAML names; several in a grid of methods, none by default."""
 
     methods: tuple[str, ...] = ()
     policy: str | None = None
@@ -39,7 +39,8 @@ MethodTextKeys = Callable[[Chosen], dict[str, Any]]
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 """A whole number whose text is the same after it was read as a number."""
 NUMBER = re.compile(
-    r"[+-]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)(e[+-]?\d[\d_]*)?|[+-]?\.?(inf|nan)|[+-]?0[xbo][\da-f_]+",
+    r"[+-]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)(e[+-]?\d[\d_]*)?"
+    r"|[+-]?\.?(inf|nan)|[+-]?0[xbo][\da-f_]+",
     re.IGNORECASE,
 )
 """What Hydra or YAML reads as a number."""
@@ -60,9 +61,13 @@ def text_annotations(cls: type, prefix: str) -> dict[str, Any]:
 
 
 def _is_text(annotation: Any) -> bool:
+    """Whether an annotation allows texts, or lists of them, and no numbers."""
     kinds: set[Any] = set()
     for choice in alternatives(annotation):
-        kinds.update(get_args(choice) if get_origin(choice) in (list, tuple) else [choice])
+        if get_origin(choice) in (list, tuple):
+            kinds.update(get_args(choice))
+        else:
+            kinds.add(choice)
     return str in kinds and not kinds & {int, float, Any}
 
 
@@ -76,7 +81,7 @@ class TextKeys:
             self._of_schema |= text_annotations(cls, f"{group}.")
 
     def annotation(self, key: str, chosen: Chosen = NOTHING) -> Any:
-        """The annotation of a text key, None for another key."""
+        """The annotation of a text key; None for a key that is none."""
         if key in self._of_schema:
             return self._of_schema[key]
         if not key.startswith(("method.", "model.recipe.")):
@@ -119,6 +124,8 @@ def kept_texts(config: DictConfig, text: str, prefix: str, keys: TextKeys) -> No
 
 
 def _keep(config: DictConfig, mapping: yaml.MappingNode, prefix: str, keys: TextKeys) -> None:
+    """As `kept_texts`, of a mapping of the YAML and the part of the configuration that it
+    became."""
     from omegaconf import OmegaConf
 
     values = OmegaConf.to_container(config, resolve=False)
@@ -146,6 +153,7 @@ def _chosen(method: dict[Any, Any]) -> Chosen:
 
 
 def _is_misread(value: Any, node: yaml.Node, key: str, keys: TextKeys, chosen: Chosen) -> bool:
+    """Whether YAML read the text of a text key as a number or a switch (`value`)."""
     if not isinstance(node, yaml.ScalarNode) or not isinstance(value, bool | int | float):
         return False
     annotation = keys.annotation(key, chosen)

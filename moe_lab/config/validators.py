@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from moe_lab.errors import ConfigError
 
@@ -50,6 +50,7 @@ def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambd
 
 @cache
 def _path_keys(cls: type) -> set[str]:
+    """The fields of a dataclass that are paths (`UserPath`)."""
     hints = hints_of(cls, include_extras=True)
     return {key for key, annotation in hints.items() if UserPath in alternatives(annotation)}
 
@@ -89,13 +90,14 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
     """The value in the type of its annotation. An int becomes a float, a number or path a text.
     Raises ConfigError."""
     choices = alternatives(annotation)
-    finite = not isinstance(value, int | float) or abs(value) <= sys.float_info.max
-    if not finite and (float in choices or str not in choices):
+    is_finite = not isinstance(value, int | float) or abs(value) <= sys.float_info.max
+    takes_as_text = str in choices and float not in choices
+    if not is_finite and not takes_as_text:
         raise ConfigError(f"{key}={value}: must be a finite number.")
     for choice in choices:
-        fits, result = _fit(value, choice, key)
-        if fits:
-            return result
+        fitted = _fit(value, choice, key)
+        if fitted.fits:
+            return fitted.value
     for choice in choices:
         if isinstance(value, str) and get_origin(choice) is Literal:
             one_of(key, value, get_args(choice))
@@ -111,39 +113,53 @@ def alternatives(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _fit(value: Any, annotation: Any, key: str) -> tuple[bool, Any]:
-    """(whether a value fits an annotation, the value in its type)."""
+class _Fitted(NamedTuple):
+    """A value next to a type that its annotation allows."""
+
+    fits: bool
+    value: Any
+    """In the type, if it fits."""
+
+
+def _fit(value: Any, annotation: Any, key: str) -> _Fitted:
+    """The value in the type of an annotation without alternatives, if it fits.
+
+    Items of a list, values of a mapping and keys of a dataclass are coerced, too. Raises
+    ConfigError for one of them that does not fit.
+    """
     origin = get_origin(annotation)
     if annotation is Any:
-        return True, value
+        return _Fitted(True, value)
     if annotation in (None, type(None)):
-        return value is None, None
+        return _Fitted(value is None, None)
     if is_dataclass(annotation) and isinstance(value, dict):
-        return True, build(annotation, value, f"{key}.")  # type: ignore[arg-type]
+        return _Fitted(True, build(annotation, value, f"{key}."))  # type: ignore[arg-type]
     if origin is Literal:
-        return value in get_args(annotation), value
+        return _Fitted(value in get_args(annotation), value)
     if origin in (list, tuple) and isinstance(value, list | tuple):
-        of_items = (get_args(annotation) or (Any,))[0]
+        item_type, *_ = get_args(annotation) or (Any,)
         items = []
         for index, item in enumerate(value):
-            items.append(coerce(item, of_items, f"{key}[{index}]"))
-        return True, origin(items)
+            items.append(coerce(item, item_type, f"{key}[{index}]"))
+        return _Fitted(True, origin(items))
     if origin is dict and isinstance(value, dict):
-        of_values = (get_args(annotation) or (Any, Any))[1]
+        _, value_type = get_args(annotation) or (Any, Any)
         typed = {}
         for name, item in value.items():
-            typed[str(name)] = coerce(item, of_values, f"{key}.{name}")
-        return True, typed
+            typed[str(name)] = coerce(item, value_type, f"{key}.{name}")
+        return _Fitted(True, typed)
     if isinstance(value, bool):  # which is an int in Python
-        return annotation is bool, value
+        return _Fitted(annotation is bool, value)
     if annotation is float and isinstance(value, int):
-        return True, float(value)
+        return _Fitted(True, float(value))
     if annotation is str and isinstance(value, int | float | Path):
-        return True, str(value)
-    return isinstance(annotation, type) and isinstance(value, annotation), value
+        return _Fitted(True, str(value))
+    is_instance = isinstance(annotation, type) and isinstance(value, annotation)
+    return _Fitted(is_instance, value)
 
 
 def _describe(annotation: Any) -> str:
+    """A type in the words of an error: "an integer", "a list", or the choices of a `Literal`."""
     names = {
         int: "an integer",
         float: "a number",
@@ -229,4 +245,5 @@ def did_you_mean(word: str, choices: Any) -> str:
 
 
 def _last_part(name: object) -> str:
+    """The part of a key after the last dot, in lower case."""
     return str(name).rpartition(".")[2].lower()

@@ -237,6 +237,7 @@ class Shown(ABC):
         return shown("\n".join([table_text("", columns).strip("\n"), *lines]).lstrip())
 
     def _repr_html_(self) -> str:
+        """The table for a notebook, with the lines below it."""
         import pandas as pd
 
         columns, lines = self._columns()

@@ -64,8 +64,8 @@ def example_rows(
 def _texts(sample: Sample, metric: str) -> dict[str, Any]:
     """`prompt`, `answer` and `target` of a sample as texts.
 
-    For choices, the answer is the chosen one (None if the metric's rule is not known) and the target
-    the right one. A text that is scored as a whole has no answer (None).
+    For choices, the answer is the chosen one (None if the metric's rule is not known) and the
+    target the right one. A text that is scored as a whole has no answer (None).
     """
     answer = answer_of(sample, metric)
     if answer is None:  # a text that is scored as a whole

@@ -101,7 +101,8 @@ class Row(NamedTuple):
 
 
 def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
-    """The columns of the table: names of run and metric, value, p, and difference to the base model.
+    """The columns of the table: names of run and metric, value, p, and difference to the base
+    model.
 
     A metric without a value, a p or a difference has an empty cell there.
     """

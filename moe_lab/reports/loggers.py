@@ -85,7 +85,8 @@ def open_logger(
     """The logger of `logger=` for one run, study, experiment or command (`kind`).
 
     It is the base class `Logger`, which logs nothing, with logger=none and where W&B is disabled.
-    No logger costs a result. A W&B run finishes when the block ends, as failed if the block raises.
+    A logger that fails costs no result. A W&B run finishes when the block ends, as failed if the
+    block raises.
 
     Args:
         name: the W&B run's name. For a run or a study, it is the name of its folder.
@@ -117,7 +118,7 @@ def _mode_of_environment() -> str | None:
 def _guarded(log: Callable[..., None]) -> Callable[..., None]:
     """Make a method of WandbLogger print its failure instead of raising it.
 
-    No logger may cost a result.
+    A logger that fails costs no result.
     """
 
     @wraps(log)

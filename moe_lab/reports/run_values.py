@@ -20,11 +20,11 @@ def scores(result: RunResult) -> dict[str, object]:
     - `cost/<name>`
     """
     values: dict[str, object] = {}
-    for task, of_task in result.lm_eval.results.items():
-        for metric in reported(of_task):
+    for task, task_scores in result.lm_eval.results.items():
+        for metric in reported(task_scores):
             stderr = metric.replace(",", "_stderr,", 1)
-            values[f"{task}/{metric}"] = of_task.get(metric)
-            values[f"{task}/{stderr}"] = of_task.get(stderr)
+            values[f"{task}/{metric}"] = task_scores.get(metric)
+            values[f"{task}/{stderr}"] = task_scores.get(stderr)
     values |= _headline(result)
     for task in result.task.tasks:
         for metric, value in result.other_scores(task).items():

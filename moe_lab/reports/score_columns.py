@@ -66,8 +66,8 @@ def value_columns(scores: Sequence[Score]) -> list[Column]:
 def difference_columns(scores: Sequence[Score]) -> list[Column]:
     """The difference of each score, interval and p of its test, and numbers of changed answers.
 
-    Intervals over documents, over seeds, and over both have a column each, if there are any. A score
-    that is not compared has empty cells.
+    Intervals over documents, over seeds, and over both have a column each, if there are any. A
+    score that is not compared has empty cells.
     """
     columns = [numbers("difference", [score.difference for score in scores], signed_number)]
     with_interval = [score for score in scores if score.tested_interval]

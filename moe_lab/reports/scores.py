@@ -104,8 +104,8 @@ class CommandTable:
         return tokens / base_tokens
 
     def _base_tokens(self, result: RunResult) -> float | None:
-        """The tokens of the base model's run that a result is compared with, of the result itself if
-        it is compared with none. None if this run is not in the table."""
+        """The tokens of the base model's run that a result is compared with, of the result itself
+        if it is compared with none. None if this run is not in the table."""
         base_id = result.base_id or result.run_id
         for run in self.runs:
             if run.run_id == base_id:

@@ -169,7 +169,7 @@ def _tuning_documents(profile: Mapping[str, Any]) -> int:
 
 
 def _settings(profile: Mapping[str, Any]) -> str:
-    """The settings of the method that a study found, `key=value` joined by commas; empty for a study
-    of temperatures."""
+    """The settings of the method that a study found, `key=value` joined by commas; empty for a
+    study of temperatures."""
     settings = profile.get("settings") or {}
     return ", ".join(f"{key}={value}" for key, value in settings.items())

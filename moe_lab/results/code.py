@@ -1,4 +1,4 @@
-"""How a function that a number comes from stands in run ids.
+"""What run ids contain of a function that a number depends on.
 
 A function of this package has a name and a version number (`versioned`), so that its code may be
 rewritten. Any other one has its qualified name and the digest of its module (`code_digest.py`).
@@ -41,10 +41,11 @@ def version_of(function: Any) -> tuple[str, int] | None:
 
 
 def function_identity(function: Any) -> list[object]:
-    """Name and version number of a `versioned` function; else qualified name and digest of the
-    module.
+    """[name, version number] of a `versioned` function; else [qualified name, digest of the
+    module].
 
-    An object that can be called has those of its class.
+    An object that can be called has those of its class. The digest is None for a module without a
+    Python file.
     """
     version = version_of(function)
     if version is not None:

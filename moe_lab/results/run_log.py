@@ -17,6 +17,7 @@ class RunLog(logging.FileHandler):
             super().__init__(path, encoding="utf-8", errors="backslashreplace")
 
     def format(self, record: logging.LogRecord) -> str:
+        """The record's text without passwords in URLs."""
         return without_passwords(super().format(record))
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -24,6 +25,7 @@ class RunLog(logging.FileHandler):
         run."""
 
     def close(self) -> None:
+        """Close the file. A full disk raises no error."""
         with suppress(OSError):
             super().close()
 
@@ -39,6 +41,7 @@ class WarningsOnce(logging.Handler):
         self._printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print the record if it is a warning that was not printed before."""
         line = record.getMessage().partition("\n")[0]
         if record.levelno == logging.WARNING and line not in self._printed:
             self._printed.add(line)

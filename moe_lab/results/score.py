@@ -100,13 +100,20 @@ class Score:
             return EQUAL_RUNS
         if NOT_REPRODUCIBLE in self.marks:
             return NOT_SIGNIFICANT
-        low, high = self.tested_interval or (0.0, 0.0)
-        by_interval = self.p_holm is None and self.seeds == 1 and (low > 0 or high < 0)
-        if not self.difference or not (self.significant or by_interval):
+        if not self.difference or not (self.significant or self._excludes_zero):
             return NOT_SIGNIFICANT
         if self.lower_is_better is None:
             return DIFFERENT
-        return WORSE if (self.difference > 0) is self.lower_is_better else BETTER
+        is_higher = self.difference > 0
+        return WORSE if is_higher == self.lower_is_better else BETTER
+
+    @property
+    def _excludes_zero(self) -> bool:
+        """Whether the interval of one run's difference without a p excludes 0."""
+        if self.p_holm is not None or self.seeds != 1 or self.tested_interval is None:
+            return False
+        low, high = self.tested_interval
+        return low > 0 or high < 0
 
     @property
     def comparison(self) -> ComparisonKey:

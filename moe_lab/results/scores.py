@@ -17,9 +17,10 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
     """The scores of a run, one per group and task: its headline metric, or `metric` (lm-eval's
     `metric,filter`).
 
-    The tasks that `task.name` lists come first, then the groups within them. The parts of a listed
-    group that is compared as a whole (MMLU's subjects) have the note `part` and no p, since the
-    group's comparison was asked for.
+    The tasks that `task.name` lists come first, then the groups within them, then all tasks; names
+    without scores are left out. A task that does not report the metric has the score of its first
+    metric. The parts of a listed group that is compared as a whole (MMLU's subjects) have the note
+    `part` and no p, since the group's comparison was asked for.
 
     Args:
         other: the run that they are compared with: the base model's, or a key of `compared` in
@@ -36,10 +37,10 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
             score = _of_group(result, score, metric, other)
         scores.append(score)
     pooled_tasks = _tasks_of_pooled_groups(result, scores)
-    return [_without_idle_test(result, score, pooled_tasks) for score in scores]
+    return [_without_needless_test(result, score, pooled_tasks) for score in scores]
 
 
-def _without_idle_test(result: RunResult, score: Score, pooled_tasks: set[str]) -> Score:
+def _without_needless_test(result: RunResult, score: Score, pooled_tasks: set[str]) -> Score:
     """The score; without p where it is not reproducible, or a part of a group that is compared as a
     whole."""
     if NOT_REPRODUCIBLE in score.marks:

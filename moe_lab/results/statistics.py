@@ -26,14 +26,14 @@ LEVEL = 0.95
 Z = 1.959963984540054
 """The quantile of the normal distribution at (1 + LEVEL) / 2."""
 RESAMPLES = 10_000
-"""Of means and perplexities, whose sums are resampled all at once."""
+"""Resamples of a mean or a perplexity, whose sums are resampled all at once."""
 SLOW_RESAMPLES = 500
-"""For any other `aggregate`, which runs once per resample."""
+"""Resamples of a score with any other `aggregate`, which runs once per resample."""
 FEW_VALUES = 50
 SEED = 1234
 ROUNDING = 1e-12
-"""Of two scores: they are equal if they differ by no more, such as 0.3 - 0.2 and 0.4 - 0.3, whose
-last bits differ."""
+"""Two scores that differ by no more are equal: 0.3 - 0.2 and 0.4 - 0.3 differ in their last
+bits."""
 
 Aggregate = Callable[[list[Any]], float]
 
@@ -127,10 +127,10 @@ def tango(to_right: float, to_wrong: float, n: float) -> Interval:
 
     margin = 1e-9  # at the difference itself the variance may be 0
     low = -1.0
-    if difference > -1:
+    if difference - margin > -1:
         low = brentq(excess, -1, difference - margin, args=(1,), xtol=1e-12)
     high = 1.0
-    if difference < 1:
+    if difference + margin < 1:
         high = brentq(excess, difference + margin, 1, args=(-1,), xtol=1e-12)
     return float(low), float(high)
 
@@ -139,21 +139,22 @@ def _wilson_of_means(means_N: np.ndarray) -> Interval:
     """Wilson's interval for means over seeds.
 
     Its number of documents is that of 0/1 scores of the same mean and variance: all documents if
-    every mean is 0 or 1.
+    every mean is 0 or 1, and if all means are equal.
     """
     n = len(means_N)
     mean = float(means_N.mean())
-    variance = float(means_N.var())
-    effective = n * mean * (1 - mean) / variance if variance else n
+    effective: float = n
+    if not are_equal(means_N.tolist()):
+        effective = n * mean * (1 - mean) / float(means_N.var())
     return wilson(mean * effective, effective)
 
 
 def _tango_of_means(differences_N: np.ndarray) -> Interval:
-    """Tango's interval for documents that change by `step` or not at all; the moments determine
-    `step`.
+    """Tango's interval for means over seeds, as if each document changed by `step` or not at all.
 
-    Differences of -1, 0 and 1 have a step of 1. If nothing changed, the step is 1, which gives the
-    widest interval.
+    `step` is mean(d^2) / mean(|d|) of the differences d, so that such documents have the same two
+    moments: 1 for differences of -1, 0 and 1. If nothing changed, it is 1, which gives the widest
+    interval.
     """
     n = len(differences_N)
     size = float(np.abs(differences_N).mean())
@@ -233,10 +234,10 @@ def is_binary(values: Sequence[Any]) -> bool:
 
 
 def likelihood_terms(values: Sequence[Any], aggregate: Aggregate) -> np.ndarray | None:
-    """Log-likelihoods and their weights (words, bytes, 1), float64 [2, N]; None if it is no
-    perplexity of lm-eval.
+    """The documents' log-likelihoods and lengths (in words or bytes, or 1), float64 [2, N].
 
-    The score is a function of the ratio of their sums.
+    The score is a function of the ratio of their sums. None if `aggregate` is none of lm-eval's
+    perplexity, weighted_perplexity and bits_per_byte.
     """
     name = getattr(aggregate, "__name__", "")
     if name == "perplexity":

@@ -89,6 +89,7 @@ def parsed_once(path: Path) -> dict[str, Any] | None:
 
 @lru_cache(maxsize=1024)
 def _parsed(path: Path, *file: int) -> dict[str, Any] | None:
+    """As `whole_mapping`. `file` identifies the file's content: inode, size and time of change."""
     return whole_mapping(path)
 
 

@@ -121,6 +121,7 @@ class RunStep(Step):
         return [self.run.folder]
 
     def is_stored(self) -> bool:
+        """Whether the result is stored with its metrics, and no rerun is wanted."""
         return self.run.done and self.run.measured and not self.run.config.rerun
 
     def check_free(self) -> None:

@@ -88,8 +88,8 @@ class Generation:
 
 
 def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-    """Raise ConfigError for a generation setting that is unsupported or impossible, or that leaves no
-    room for a prompt."""
+    """Raise ConfigError for a generation setting that is unsupported or impossible, or that leaves
+    no room for a prompt."""
     from moe_lab.engine.sampling import check_task_options
 
     build(Generation, config.gen_kwargs or {}, "gen_kwargs.")
@@ -133,7 +133,8 @@ def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
 
 
 def check_code_execution(config: Config, tasks: TaskDict) -> None:
-    """Raise TaskError if a task executes generated programs and this machine cannot run them safely.
+    """Raise TaskError if a task executes generated programs and this machine cannot run them
+    safely.
 
     The user's limits are too low, or bubblewrap does not work and
     `task.confirm_run_unsafe_code` is false.

@@ -30,7 +30,10 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
 
 
 def to_configs(cells: list[Cell]) -> list[Config]:
-    """The typed configurations of a grid. An error names its cell."""
+    """The typed configurations of a grid. An error names its cell.
+
+    Raises TaskError if data_dir= is no folder, unless the mode only reads stored results.
+    """
     configs = []
     for cell in cells:
         with in_cell(cell.overrides, alone=len(cells) == 1):

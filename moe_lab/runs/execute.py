@@ -99,7 +99,8 @@ def whole_result(run: Run) -> RunResult | None:
     lacks_base = run.baseline is not None and stored.base_id is None
     if lacks_base or not stored.compared.keys() >= run.comparisons.keys():
         return None
-    if not all(measured.measured for measured in (run, *run.compared_runs.values())):
+    needed_runs = (run, *run.compared_runs.values())
+    if not all(needed.measured for needed in needed_runs):
         return None
     try:
         check_samples(stored)
@@ -195,7 +196,8 @@ def _write_config(run: Run) -> None:
 
 
 def _opened_log(run: Run) -> ResponseLog:
-    """The log of answers. A message says which stored answers are used, or are not used any more."""
+    """The log of answers. A message says which stored answers are used, or are not used any
+    more."""
     name = ANSWERS
     if run.config.rerun:  # an interrupted rerun continues its own log
         name = "responses.rerun.jsonl"

@@ -114,9 +114,10 @@ def _makes_a_model(config: Config) -> bool:
 
 
 def _make_models(configs: Sequence[Config], makers: Sequence[Config]) -> Results:
-    """Train the model of every configuration.
+    """Train the model of every configuration. The results are the files of the models alone.
 
-    Raises ConfigError for what only a command with runs may do.
+    Raises ConfigError for a grid that also evaluates, another mode than run, launcher= and
+    torchrun.
     """
     config = configs[0]
     trains = f"method={makers[0].method.name} trains"

@@ -69,15 +69,20 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The folder of the first unfinished study, else of the first run. Used in messages."""
+        """The job's name in messages: the folder of what is computed next.
+
+        That is the first training with the method and task after it, the first unfinished study, or
+        the first run; the first study, if all are finished.
+        """
         if self.trainings:
             task = task_label(self.config.task.name)
             return f"{self.trainings[0].folder.name}, then {self.config.method.name} on {task}"
         for study in self.studies:
             if study.profile() is None:
                 return study.folder.name
-        finished: Sequence[Study | Run] = self.studies or self.runs
-        return finished[0].folder.name
+        if self.studies:
+            return self.studies[0].folder.name
+        return self.runs[0].folder.name
 
     @property
     def folders(self) -> list[Path]:
@@ -95,7 +100,9 @@ class Job:
     @property
     def coming(self) -> int:
         """The number of runs after the missing trainings and studies."""
-        return len(self.trainings) or max(len(seeds_of(self.config)), len(self.studies))
+        if self.trainings:
+            return len(self.trainings)
+        return max(len(seeds_of(self.config)), len(self.studies))
 
     def make_ready(self, models: ModelPool) -> None:
         """Finish the trainings and studies, and prepare the runs with their models and profiles."""
@@ -282,7 +289,8 @@ def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
 
 
 def with_baselines(runs: Sequence[Run]) -> list[Run]:
-    """The runs, each once, after the runs that it is compared with."""
+    """The runs and those that they are compared with, each once. A run comes after the runs that it
+    is compared with."""
     ordered: dict[str, Run] = {}
     for run in runs:
         for compared in run.compared_runs.values():

@@ -25,8 +25,8 @@ LAUNCHERS = {"local": run_local, "ray": run_ray, "submitit": run_submitit}
 
 
 def check_launcher(configs: Sequence[Config]) -> None:
-    """Raise ConfigError for a command that workers cannot share, and for a launcher whose package is
-    not installed."""
+    """Raise ConfigError for a command that workers cannot share, and for a launcher whose package
+    is not installed."""
     launcher = configs[0].launcher.name
     if launcher in ("ray", "submitit"):
         need_package(launcher, launcher, f"launcher={launcher}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, LauncherConfig
 from moe_lab.runs.worker import WORKERS, log_of, start
 
 
@@ -17,7 +17,7 @@ def run_local(folder: Path, config: Config, argv: Sequence[str]) -> list[int]:
     """
     gpus = 0 if config.device == "cpu" else torch.cuda.device_count()
     gpus_per_worker = config.launcher.gpus_per_worker
-    count = config.launcher.workers or gpus // gpus_per_worker or WORKERS
+    count = _num_workers(config.launcher, gpus)
     workers = []
     for number in range(count):
         variables = environment(number, count, gpus, gpus_per_worker)
@@ -31,8 +31,19 @@ def run_local(folder: Path, config: Config, argv: Sequence[str]) -> list[int]:
             worker.wait()
 
 
+def _num_workers(launcher: LauncherConfig, gpus: int) -> int:
+    """The number that was asked for; else as many as the GPUs are enough for, WORKERS without
+    GPUs."""
+    if launcher.workers is not None:
+        return launcher.workers
+    of_gpus = gpus // launcher.gpus_per_worker
+    return WORKERS if of_gpus == 0 else of_gpus
+
+
 def environment(number: int, count: int, gpus: int, gpus_per_worker: int = 1) -> dict[str, str]:
-    """The environment variables of a worker: its GPUs, or its number of threads.
+    """The environment variables of a worker: its GPUs, or without GPUs its number of threads.
+
+    An OMP_NUM_THREADS that is set already stays.
 
     Args:
         number: of the worker, from 0 on.

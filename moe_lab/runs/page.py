@@ -18,9 +18,11 @@ from moe_lab.runs.summaries import write_summaries
 
 
 def with_page(finished: Results) -> Results:
-    """The same results, at least one, with their table and files: summaries over seeds, page, results.
+    """The same results, at least one, with their table and files: summaries over seeds, page,
+    results.
 
-    If the output folder cannot be written, there are no summaries and no page, and a message says so.
+    If the output folder cannot be written, there are no summaries and no page, and a message says
+    so.
     """
     table = command_table(finished.outcomes, finished.jobs)
     results_files = [outcome.path for outcome in finished.outcomes]

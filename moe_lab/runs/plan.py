@@ -228,8 +228,8 @@ class Plan(Shown):
     def _add_training(self, method: TrainingMethod, run: Run) -> str | None:
         """Count what is left of the training of a run's model.
 
-        Returns why the training has to fit on one device (`Row.one_device`); None if it need not, or
-        if nothing is left of it.
+        Returns why the training has to fit on one device (`Row.one_device`); None if it need not,
+        or if nothing is left of it.
         """
         training_left = method.training_left(run.config, run.facts)
         if not training_left:

@@ -67,6 +67,7 @@ class Run:
 
     @property
     def num_documents(self) -> int:
+        """The number of evaluated documents, of all tasks."""
         return sum(len(numbers) for numbers in self.samples.values())
 
     @cached_property
@@ -79,6 +80,7 @@ class Run:
 
     @property
     def store(self) -> RunFolder:
+        """The run's folder, with its lock and stored result."""
         return RunFolder(self.folder, self.run_id)
 
     def check_free(self) -> None:

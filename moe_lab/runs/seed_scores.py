@@ -214,13 +214,24 @@ def _moved(
     ties_SN: np.ndarray,
     aggregate: Aggregate | None,
 ) -> Moved | None:
-    """The differences of documents. Those of a perplexity are of its log-likelihoods.
+    """The differences of the documents' values, or for a perplexity of their log-likelihoods.
 
-    None for any other score that is not a mean.
+    None for any other score that is not a mean, and for perplexities whose texts have different
+    lengths in two runs.
     """
-    if aggregate is None:
-        differences_SN = np.asarray(values, dtype=float) - np.asarray(counterparts, dtype=float)
-        return Moved(np.where(ties_SN, 0.0, differences_SN), factor=1.0)
+    if aggregate is not None:
+        return _moved_likelihoods(values, counterparts, ties_SN, aggregate)
+    differences_SN = np.asarray(values, dtype=float) - np.asarray(counterparts, dtype=float)
+    return Moved(np.where(ties_SN, 0.0, differences_SN), factor=1.0)
+
+
+def _moved_likelihoods(
+    values: Sequence[Sequence[Any]],
+    counterparts: Sequence[Sequence[Any]],
+    ties_SN: np.ndarray,
+    aggregate: Aggregate,
+) -> Moved | None:
+    """As `_moved`, of a score that is not a mean."""
     likelihoods = []
     lengths_N = None
     for run in (*values, *counterparts):
@@ -234,8 +245,8 @@ def _moved(
             return None
         likelihoods.append(run_likelihoods_N)
     assert lengths_N is not None
-    count = len(values)
-    differences_SN = np.array(likelihoods[:count]) - np.array(likelihoods[count:])
+    seeds = len(values)
+    differences_SN = np.array(likelihoods[:seeds]) - np.array(likelihoods[seeds:])
     factor = None
     if getattr(aggregate, "__name__", "") == "bits_per_byte":
         factor = -len(lengths_N) / (lengths_N.sum() * math.log(2))

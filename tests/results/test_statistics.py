@@ -157,6 +157,30 @@ def test_intervals_of_differences_over_seeds_are_tangos_where_seeds_agree():
     assert one_seed[1] == pytest.approx(tango(4, 4, 100)[1] / 3)
 
 
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("n", [2, 3, 4, 7])
+def test_a_mean_over_seeds_has_an_interval_where_all_documents_are_alike(seeds, n):
+    """In one seed every document is right. Broken by a variance that is 0 but for its last bits."""
+    interval = interval_of_mean([[1.0] * n] + [[0.0] * n] * (seeds - 1))
+    assert interval == pytest.approx(wilson(n / seeds, n), abs=1e-12)
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 7])
+@pytest.mark.parametrize("n", [2, 3, 5, 6])
+def test_a_difference_over_seeds_has_an_interval_where_all_documents_changed_alike(seeds, n):
+    """In one seed every document became right: 1 / seeds of the interval for n of n documents.
+
+    Broken by the last bit: 3 documents of 0.333 each count as 2.9999999999999996 changed ones.
+    """
+    values = [[1.0] * n] + [[0.0] * n] * (seeds - 1)
+    low, high = tango(n, 0, n)
+    became_right = interval_of_difference(values, [[0.0] * n])
+    assert became_right == pytest.approx((low / seeds, high / seeds), abs=1e-8)
+    opposite = [[0.0] * n] + [[1.0] * n] * (seeds - 1)
+    became_wrong = interval_of_difference(opposite, [[1.0] * n])
+    assert became_wrong == pytest.approx((-high / seeds, -low / seeds), abs=1e-8)
+
+
 def test_the_difference_of_a_mean_over_seeds_is_paired_by_document():
     """Broken by unpaired resampling: documents vary far more than the difference does."""
     random = np.random.default_rng(1)

@@ -63,7 +63,7 @@ def write_study_figures(folder: Path) -> list[Path]:
 def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
     """Draw the figures of a run's traces that its method declares (`kinds`) into its `figures/`.
 
-    Returns the paths, each PNG followed by its CSV.
+    Returns the paths, each PNG followed by its CSV; none without traces.
     """
     if not kinds or not (result.stored_in / TRACES).is_file():
         return []

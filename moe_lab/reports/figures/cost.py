@@ -125,6 +125,7 @@ def _ratio(value: float | None, reference: float | None) -> float | None:
 
 
 def _draw_overhead(rows: Sequence[dict[str, Any]], title: str) -> Figure:
+    """The figure of `draw_overhead` from its rows, at least one."""
     first = rows[0]
     heading = (
         f"{title}\n{first['model']} on {first['device']}, {first['task']}, {first['documents']} "
@@ -137,6 +138,7 @@ def _draw_overhead(rows: Sequence[dict[str, Any]], title: str) -> Figure:
 
 
 def _draw_quantity(axis: Axes, label: str, column: str, frame: DataFrame) -> None:
+    """The panel of a quantity, relative to n=1; an empty one if it was not measured."""
     if frame[column].isna().all():  # power needs a meter
         axis.set(title=f"{label}: not measured", xticks=[], yticks=[])
         return
@@ -157,6 +159,7 @@ def draw_equivalent(measurements: Sequence[dict[str, Any]]) -> Drawing:
 
 
 def _draw_equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
+    """The figure of `draw_equivalent` from its rows, at least one."""
     frame = DataFrame(rows, dtype=object)
     first = rows[0]
     figure, axes = panels(3, height=2.5)
@@ -290,6 +293,8 @@ def _cost_of(cell: TableCell) -> CellCost:
 
 
 def _draw_quality(axis: Axes, task: str, rows: DataFrame, labels: Sequence[str]) -> None:
+    """The panel of a task: a point for each row. `labels` are those of all panels, in the order of
+    their looks."""
     for place, row in enumerate(rows.itertuples()):
         colour, marker = look_of(labels.index(row.label))
         look = {"style": marker, "label": row.label, "mfc": colour if row.significant else "white"}

@@ -95,6 +95,7 @@ def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _draw_training(axis: Axes, training: str, rows: DataFrame) -> None:
+    """The panel of a training: a curve for each metric that every row has."""
     for number, (key, label) in enumerate(labels().items()):
         if rows[key].isna().any():
             continue
@@ -170,6 +171,8 @@ def _is_flat(row: Any, group: DataFrame) -> bool:
 
 
 def _draw_flops(axis: Axes, names: tuple[str, str], rows: DataFrame) -> None:
+    """The panel of a model and a task: accuracy against GFLOPs, each point with its core
+    experts."""
     costs = rows.assign(cost=rows["flops"] / 1e9)
     label = "C3PO, with its core experts (0: base model)"
     curve(axis, costs, "cost", label=label, band="95% interval")

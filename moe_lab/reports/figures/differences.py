@@ -46,6 +46,7 @@ def draw_differences(
 
 
 def _draw_panel(axis: Axes, lines: Sequence[ScoreLine]) -> None:
+    """The lines of a panel from top to bottom, each a point with its interval."""
     axis.axvline(0, color=GREY, ls=":", lw=1.1)
     for place, line in enumerate(lines):
         score = line.score

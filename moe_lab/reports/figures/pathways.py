@@ -92,6 +92,7 @@ def frequency_LE(run: StoredTraces, state: str) -> np.ndarray:
 
 
 def _draw_activations(activations: Sequence[Activation], title: str) -> Figure:
+    """The figure of `draw_activation`: a heatmap for each activation."""
     heights = [0.16 * len(activation.run.layers) + 0.55 for activation in activations]
     figure, axes = stacked_panels(sum(heights) + 0.6, heights, title)
     top = max(activation.frequency_LE.max() for activation in activations)

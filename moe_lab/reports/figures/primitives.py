@@ -32,9 +32,10 @@ def curve(
     band: str | None = None,
     **line: Any,
 ) -> None:
-    """A line over the column `x`, with a bar for each interval.
+    """A line of the column `y` over the column `x`, with a bar for each interval.
 
-    With `band` there is a band over all intervals instead, with this label.
+    Rows without a `y` are left out. With `band` there is a band over all intervals instead, with
+    this label. `line` are matplotlib's options of the line.
     """
     known = rows.dropna(subset=[y]).astype({x: float, y: float})
     axis.plot(known[x], known[y], style, color=colour, label=label, **line)

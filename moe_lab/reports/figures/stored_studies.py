@@ -103,7 +103,8 @@ def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
 
 
 def read_study(folder: Path) -> StoredStudy:
-    """The study in a folder. Without best.yaml, which is written after trial 0, it has no temperatures.
+    """The study in a folder. Without best.yaml, which is written after trial 0, it has no
+    temperatures.
 
     Raises DamagedError if study.json or trials.csv is missing or cannot be read.
     """
@@ -132,7 +133,8 @@ def read_study(folder: Path) -> StoredStudy:
 
 
 def _read_trials(file: Path) -> DataFrame:
-    """The complete and pruned trials of a trials.csv, by their numbers."""
+    """The complete and pruned trials of a trials.csv, in the order of their numbers: the columns of
+    `StoredStudy.trials`."""
     trials = read_csv(file)
     trials = trials.rename(columns={"number": "trial", "params_temperature": "temperature"})
     trials = trials[trials["state"].isin((COMPLETE, PRUNED))]

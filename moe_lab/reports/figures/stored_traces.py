@@ -145,6 +145,7 @@ def _choice_scores(sample: Sample, traces: Sequence[Mapping[str, Any]]) -> list[
 def _question(
     sample: Sample, traces: Sequence[Trace], scores: Sequence[Sequence[float]]
 ) -> TracedQuestion:
+    """The question of a sample. `traces` and `scores` have one entry per choice."""
     right_choice = _right_choice(sample)
     right = []
     for of_choices in zip(*scores, strict=True):
@@ -154,8 +155,8 @@ def _question(
 
 
 def _right_choice(sample: Sample) -> int:
-    """The index of the right choice. lm-eval logs either the index or its text. Raises ValueError for
-    any other text."""
+    """The index of the right choice. lm-eval logs either the index or its text. Raises ValueError
+    for any other text."""
     target = str(sample.target)
     if target.isdigit() and int(target) < len(sample.requests):
         return int(target)

@@ -49,6 +49,7 @@ def draw_history(studies: Sequence[StoredStudy]) -> Drawing:
 
 
 def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
+    """The panel of a study: the trials, the best value so far, and the controls."""
     curve(axis, rows, "trial", style="o", ms=3.2, alpha=0.75, label="trial")
     best_look: dict[str, Any] = {"style": "-", "colour": RED, "drawstyle": "steps-post"}
     curve(axis, rows, "trial", "best", label="best so far", **best_look)
@@ -81,7 +82,8 @@ def draw_sweep(studies: Sequence[StoredStudy]) -> Drawing:
 
 
 def _limits(study: StoredStudy, trials: DataFrame) -> list[tuple[float, float] | tuple[None, None]]:
-    """Wilson's interval of each trial's accuracy; (None, None) for another metric."""
+    """(low, high) of Wilson's interval of each trial's accuracy; (None, None) for another metric,
+    and for a single document."""
     documents = study.info.num_samples
     values = trials["value"]
     is_share = study.info.metric == "accuracy" and values.between(0, 1).all()
@@ -91,6 +93,7 @@ def _limits(study: StoredStudy, trials: DataFrame) -> list[tuple[float, float] |
 
 
 def _draw_sweep(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
+    """The panel of a study: the curve over the temperature, its best point, and the controls."""
     curve(axis, rows, "temperature", ms=3, label="RoE", band="95% interval")
     draw_controls(axis, study, "temperature 0")
     # a trial at the bound of the search may not be the best possible one
@@ -115,6 +118,7 @@ def draw_heatmap(studies: Sequence[StoredStudy]) -> Drawing:
 
 
 def _draw_heatmaps(studies: Sequence[StoredStudy], title: str) -> Figure:
+    """The figure of `draw_heatmap`: a panel for each model."""
     by_model: dict[str, list[StoredStudy]] = {}
     for study in studies:
         by_model.setdefault(study.info.model, []).append(study)

@@ -45,6 +45,7 @@ def draw_steps(runs: Sequence[StoredTraces]) -> Drawing:
 
 
 def _draw_steps(axis: Axes, run: StoredTraces, panel: str) -> None:
+    """The panel of a run: the columns of STEP_PANELS[panel] by step."""
     rows = DataFrame(step_rows(run), dtype=object)
     for column, (colour, style) in STEP_PANELS[panel].items():
         # the interval is that of the accuracy
@@ -134,6 +135,7 @@ def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
 
 
 def _draw_retained(axis: Axes, run: StoredTraces, rows: DataFrame) -> None:
+    """The panel of a run: the mean share by n."""
     curve(axis, rows, "n", "share", ms=3, label="mean", band="95% interval")
     axis.axvline(run.top_k, color=GREY, ls=":", lw=1.2, label=f"the {run.top_k} experts of a token")
     step_axis(axis, "n: first experts by the router")

@@ -53,10 +53,9 @@ FIRST_STEPS = 0.2
 def draw_designs(table: CellTable) -> Drawing:
     """Pre-trained designs, one panel per measure (MoE-Bench, Figure 2).
 
-    With several tasks only their averages.
-
-    Bars and points with their 95% intervals, by granularity and by the other settings in which
-    designs differ.
+    Accuracies are bars and other measures points, with their 95% intervals, by granularity and by
+    the other settings in which designs differ. If there are averages over tasks, the scores of
+    single tasks are not shown.
     """
     experiment = table.experiment
     panel_axes = [MEASURE] if MEASURE in experiment.keys else []
@@ -71,6 +70,7 @@ def draw_designs(table: CellTable) -> Drawing:
     chance = _chance(table)
 
     def draw(axis: Axes, name: str, rows: DataFrame) -> None:
+        """The panel of a measure."""
         metric = rows.iloc[0]["metric"]
         is_rate = metric.startswith("acc")
         mixture_rows = rows[rows["design"] != DENSE]
@@ -174,6 +174,8 @@ def _logged_losses(result: RunResult) -> list[dict[str, Any]]:
 
 
 def _draw_curves(frame: DataFrame, title: str) -> Figure:
+    """The figure of `draw_training_curves`: losses above, differences below, a column for each
+    setting."""
     late = frame[frame["step"] >= FIRST_STEPS * frame["step"].max()]
     steps = frame.groupby(["panel", "line", "step"], sort=False)
     settings = list(frame["panel"].unique())

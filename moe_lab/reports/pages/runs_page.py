@@ -143,4 +143,5 @@ def cost_columns(runs: Sequence[RunResult], names: Sequence[str]) -> list[Column
 
 
 def _gibibytes(count_of_bytes: float) -> str:
+    """Bytes as GiB with two decimals."""
     return f"{count_of_bytes / 2**30:.2f}"

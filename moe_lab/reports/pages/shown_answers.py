@@ -98,9 +98,9 @@ def _length_in_script(text: str) -> int:
 def answer_data(answers: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """The data for the script of a page.
 
-    `prompts` has each prompt once, as [text, number of characters that are left out]: its beginning,
-    which has the few-shot examples, is cut so that all prompts have an equal share of PROMPTS.
-    `answers` are the answers, whose `prompt` is an index in `prompts`.
+    `prompts` has each prompt once, as [text, number of characters that are left out]: its
+    beginning, which has the few-shot examples, is cut so that all prompts have an equal share of
+    PROMPTS. `answers` are the answers, whose `prompt` is an index in `prompts`.
     """
     prompts = list(dict.fromkeys(answer["prompt"] for answer in answers))
     numbers = {prompt: number for number, prompt in enumerate(prompts)}

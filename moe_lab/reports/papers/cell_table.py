@@ -94,4 +94,5 @@ def varied_label(cell: TableCell, cells: Sequence[TableCell]) -> str:
 
 
 def _method_of(cell: TableCell) -> str:
+    """The method of a cell; a dash without that axis."""
     return cell.coordinates.get("method", "-")

@@ -90,8 +90,8 @@ class TableCell:
         return scores
 
     def scores(self, family: Family = NO_COMPARISONS) -> dict[str, Score]:
-        """Its scores, with the corrected p of the family, by the run that they are compared with: the
-        base model's first, then the keys of `compared`. Empty without a score."""
+        """Its scores, with the corrected p of the family, by the run that they are compared with:
+        the base model's first, then the keys of `compared`. Empty without a score."""
         results = list(self.results)
         for part in self.parts:
             results += part.results

@@ -21,8 +21,8 @@ EXPERT = "expert."
 def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: str = BASE) -> Score:
     """One metric of a run's expert_metrics.json, with the difference to another run.
 
-    It is over all tokens and tasks of the run. A metric that the run's method does not allow gives a
-    score without numbers. Raises ConfigError for a metric that does not exist.
+    It is over all tokens and tasks of the run. A metric that the run's method does not allow gives
+    a score without numbers. Raises ConfigError for a metric that does not exist.
     """
     names = list(counted_metrics())
     names += [intervention.name for _, intervention in interventions()]

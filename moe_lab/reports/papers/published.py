@@ -49,8 +49,8 @@ def with_mark(text: str, mark: str | None) -> str:
 def read_published(entries: Sequence[dict[str, Any]], file: Path) -> list[Published]:
     """The numbers of the entries of a file.
 
-    An entry may list several numbers: `cell: {task: [piqa, sciq]}, value: [0.8, 0.9]` are two. Raises
-    ConfigError for a malformed entry.
+    An entry may list several numbers: `cell: {task: [piqa, sciq]}, value: [0.8, 0.9]` are two.
+    Raises ConfigError for a malformed entry.
     """
     numbers = []
     for i, entry in enumerate(entries):

@@ -107,6 +107,7 @@ def _compare_pair(a: Evaluation, b: Evaluation) -> PartialComparison:
 
 
 def _notes_of_pair(a: Evaluation, b: Evaluation) -> list[str]:
+    """Notes on tasks that only one of two evaluations has, and on versions of lm-eval."""
     notes = []
     for evaluation, other in ((a, b), (b, a)):
         alone = [task for task in evaluation.samples if task not in other.samples]
@@ -120,6 +121,7 @@ def _notes_of_pair(a: Evaluation, b: Evaluation) -> list[str]:
 
 
 def _notes_of_task(a: Evaluation, b: Evaluation, task: str) -> list[str]:
+    """Notes on the versions of a task in two evaluations, and on part of its documents."""
     notes = []
     version_a = a.results.task_versions.get(task)
     version_b = b.results.task_versions.get(task)

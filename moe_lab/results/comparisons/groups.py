@@ -58,4 +58,5 @@ def _whole(
 
 
 def _is_near(baseline: float | None, stored: float) -> bool:
+    """Whether the computed score is the stored one. None counts as 0."""
     return math.isclose(baseline or 0.0, stored, abs_tol=1e-9)

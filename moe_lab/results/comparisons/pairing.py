@@ -20,26 +20,29 @@ HASHES = {"prompts": "prompt_hash", "right answers": "target_hash"}
 
 
 def paired_examples(a: Evaluation, b: Evaluation, task: str) -> dict[str, list[ExamplePair]]:
-    """The documents of a task by filter, in the order of `a`'s document numbers.
+    """The documents of a task by filter, in the order of `a`'s document numbers. A filter that only
+    one of the two has is left out.
 
     Raises ConfigError if the documents, the prompts or the right answers of the two differ.
     """
     samples_a = _by_filter(a.samples[task])
     samples_b = _by_filter(b.samples[task])
     pairs: dict[str, list[ExamplePair]] = {}
-    for filter_name, of_a in samples_a.items():
+    for filter_name, by_document_a in samples_a.items():
         if filter_name not in samples_b:
             continue
-        of_b = samples_b[filter_name]
-        only_a = len(of_a.keys() - of_b.keys())
-        only_b = len(of_b.keys() - of_a.keys())
+        by_document_b = samples_b[filter_name]
+        only_a = len(by_document_a.keys() - by_document_b.keys())
+        only_b = len(by_document_b.keys() - by_document_a.keys())
         if only_a or only_b:
             raise ConfigError(
-                f"Other documents of {task}: {only_a:,} of {len(of_a):,} are only in {a.key}, "
-                f"{only_b:,} of {len(of_b):,} only in {b.key}.\nEvaluate both on the same "
-                "documents (limit=, samples=, data_dir=)."
+                f"Other documents of {task}: {only_a:,} of {len(by_document_a):,} are only in "
+                f"{a.key}, {only_b:,} of {len(by_document_b):,} only in {b.key}.\nEvaluate both on "
+                "the same documents (limit=, samples=, data_dir=)."
             )
-        pairs[filter_name] = [(sample, of_b[key]) for key, sample in of_a.items()]
+        pairs[filter_name] = [
+            (sample_a, by_document_b[document]) for document, sample_a in by_document_a.items()
+        ]
         _check_hashes(task, pairs[filter_name])
     return pairs
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from moe_lab.errors import first_line
@@ -19,6 +20,7 @@ from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import is_missing
 from moe_lab.results.score import Score
 from moe_lab.results.scores import compared
+from moe_lab.results.statistics import Aggregate
 from moe_lab.results.task_scores import reported
 
 
@@ -96,20 +98,8 @@ def _compare_metric(
         reason = f"{type(error).__name__}: {first_line(error)}"
         return joined([PartialComparison(notes=notes), _left_out(f"{metric} of {task}: {reason}.")])
 
-    score = Score(
-        model=b.label,
-        method="",
-        task=task,
-        metric=metric,
-        run_id=b.key,
-        n=len(pairs),
-        value=float(score_of(values.b, aggregate)),
-        baseline=float(score_of(values.a, aggregate)),
-        other=a.key,
-        lower_is_better=lower_is_better,
-        marks=b.marks,
-    )
-    score = compared(score, difference)
+    score = _score(a, b, task, metric, values, aggregate)
+    score = compared(replace(score, lower_is_better=lower_is_better), difference)
     changed_examples = {}
     if score.changed is not None:
         changed = _changed_examples(pairs, values, lower_is_better is True)
@@ -141,6 +131,29 @@ def _values(pairs: Sequence[ExamplePair], name: str) -> _Values:
         a=[sample_a.values[name] for sample_a, _ in pairs],
         b=[sample_b.values[name] for _, sample_b in pairs],
         words=[sample_a.scored_words for sample_a, _ in pairs],
+    )
+
+
+def _score(
+    a: Evaluation,
+    b: Evaluation,
+    task: str,
+    metric: str,
+    values: _Values,
+    aggregate: Aggregate | None,
+) -> Score:
+    """The score of `b` next to that of `a`, over the examples that have a value in both."""
+    return Score(
+        model=b.label,
+        method="",
+        task=task,
+        metric=metric,
+        run_id=b.key,
+        n=len(values.b),
+        value=float(score_of(values.b, aggregate)),
+        baseline=float(score_of(values.a, aggregate)),
+        other=a.key,
+        marks=b.marks,
     )
 
 

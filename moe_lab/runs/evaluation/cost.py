@@ -79,8 +79,8 @@ def _nvml_handle(device: str) -> Any:
 
 
 def cost_of(log: ResponseLog) -> Cost:
-    """The cost of all sessions of a run. Tokens per second count the tokens in; they are None before
-    an answer took time. Peaks, weights and energy are None where they were not measured."""
+    """The cost of all sessions of a run. Tokens per second count the tokens in; they are None
+    before an answer took time. Peaks, weights and energy are None where they were not measured."""
     spent = log.cost
     seconds = spent.get("wall_seconds", 0.0)
     tokens_in = _count(log, "tokens_in")

@@ -46,9 +46,9 @@ logger = logging.getLogger("moe_lab")
 
 
 def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-    """Raise ConfigError for a method that mixes routings, a model whose routing is fixed or takes all
-    experts, predict_only, and judged tasks: none of these has expert metrics. Raise ModelError for a
-    dense model."""
+    """Raise ConfigError for a method that mixes routings, a model whose routing is fixed or takes
+    all experts, predict_only, and judged tasks: none of these has expert metrics. Raise ModelError
+    for a dense model."""
     name = facts.path or facts.name
     if method.expert_metrics == "none":
         raise ConfigError(
@@ -130,8 +130,26 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
     answered = time.perf_counter()
     counts = count(routes, documents)
     top_k = [routes.top_k[layer] for layer in routes.layers]
+    content = _counted(run, counts, top_k)
+    content["cost"] = {
+        "asked_again": len(missing),
+        "asking_again_seconds": answered - start if missing else 0.0,
+        "counting_seconds": time.perf_counter() - answered,
+    }
+    content |= dict.fromkeys(intervention_metrics())
+    write_counts(run.folder / FOLDER / COUNTS, counts)
+    if run.method.expert_metrics == "all":
+        content |= _interventions(run, models, samples, counts, top_k)
+    content, arrays = without_arrays(content)
+    write_arrays(run.folder / FOLDER, arrays)
+    content |= _compared(run, arrays)
+    write_json(run.folder / FILE, content)
+
+
+def _counted(run: Run, counts: Counts, top_k: list[int]) -> dict[str, Any]:
+    """The content of expert_metrics.json that follows from counts alone."""
     tokens = dict(zip(PHASES, counts.tokens_P, strict=True))
-    content: dict[str, Any] = {
+    return {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.run_id,
         "commit": run.facts.commit,
@@ -143,20 +161,7 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
         "top_k": top_k,
         "tokens": tokens | {"all": sum(counts.tokens_P)},
         **entropies(counts),
-        "cost": {
-            "asked_again": len(missing),
-            "asking_again_seconds": answered - start if missing else 0.0,
-            "counting_seconds": time.perf_counter() - answered,
-        },
-        **dict.fromkeys(intervention_metrics()),
     }
-    write_counts(run.folder / FOLDER / COUNTS, counts)
-    if run.method.expert_metrics == "all":
-        content |= _interventions(run, models, samples, counts, top_k)
-    content, arrays = without_arrays(content)
-    write_arrays(run.folder / FOLDER, arrays)
-    content |= _compared(run, arrays)
-    write_json(run.folder / FILE, content)
 
 
 def _interventions(

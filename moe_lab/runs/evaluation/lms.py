@@ -67,6 +67,7 @@ class RecordedLM(AnsweringLM):
         self.__dict__.pop("model", None)
 
     def _answer(self, kind: str, requests: list[Instance]) -> list[Any]:
+        """The answers of the log, after the model has answered what it lacks."""
         keys: list[str] = []
         missing: dict[str, Request] = {}
         repeats: Counter[int] = Counter()

@@ -165,8 +165,8 @@ def _scores_of(other: StoredScores, tasks: Iterable[str]) -> Scores:
 
 
 def _changed_answers(metric: str | None, differences: Comparisons) -> dict[str, int | None]:
-    """`flipped_to_right` and `flipped_to_wrong`: the numbers of answers that the method changed by the
-    headline metric, over all tasks.
+    """`flipped_to_right` and `flipped_to_wrong`: the numbers of answers that the method changed by
+    the headline metric, over all tasks.
 
     Both are None if no task has scores of 0 or 1.
     """

@@ -158,8 +158,8 @@ def _chosen_documents(run: Run) -> dict[str, list[int] | None]:
 def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
     """The largest difference of a scored text's log-likelihood, in nats, at another batch size.
 
-    Under the key `peak_rounding`, 0 without a scored text; empty for a model without a `KVEngine`. It
-    is the bound within which results of the dtype are equal (`moe_lab.results.rounding`). Up to
+    Under the key `peak_rounding`, 0 without a scored text; empty for a model without a `KVEngine`.
+    It is the bound within which results of the dtype are equal (`moe_lab.results.rounding`). Up to
     ROUNDING_EXAMPLES of the stored answers of each task are computed once more. Tasks of choices or
     of generated texts need no bound: changed answers are counted.
     """
@@ -186,8 +186,8 @@ def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
 
 
 def _likelihood(answer: Any) -> float:
-    """The log-likelihood in an answer: of a continuation (log-likelihood, whether greedy), or of a text
-    the number itself."""
+    """The log-likelihood in an answer: of a continuation (log-likelihood, whether greedy), or of a
+    text the number itself."""
     return float(answer[0] if isinstance(answer, tuple | list) else answer)
 
 
@@ -238,7 +238,11 @@ def evaluate_tasks(
 def ask_again(
     run: Run, models: ModelPool, observer: Observer, requests: Sequence[tuple[str, Request]]
 ) -> None:
-    """Answer requests again so that an observer sees their passes. The answers are dropped."""
+    """Answer requests again so that an observer sees their passes. The answers are dropped.
+
+    Args:
+        requests: (kind, request) of each.
+    """
     print_message(f"{run.folder.name}: {len(requests):,} stored answers are read again and counted")
     with opened_again(run, models) as lm, observed(lm, observer):
         for kind in dict.fromkeys(kind for kind, _ in requests):

@@ -101,9 +101,11 @@ def divide(kind: str, requests: Sequence[Request], processes: int) -> list[list[
 
 
 def _dealt(by_context: dict[str, list[int]], processes: int) -> list[list[int]]:
-    """Requests of generation: prompts in the order of their lengths are dealt in turn.
+    """The indices of each process, of requests of generation: prompts in the order of their lengths
+    are dealt in turn. The cost is mostly the number of steps, which is unknown.
 
-    The cost is mostly the number of steps, which is unknown.
+    Args:
+        by_context: the indices of the requests with each context.
     """
     parts: list[list[int]] = [[] for _ in range(processes)]
     contexts = sorted(by_context, key=lambda text: (len(text), text))
@@ -115,7 +117,8 @@ def _dealt(by_context: dict[str, list[int]], processes: int) -> list[list[int]]:
 def _cut(
     by_context: dict[str, list[int]], requests: Sequence[Request], processes: int
 ) -> list[list[int]]:
-    """Requests of scoring: contexts in alphabetical order are cut into parts of equal work.
+    """The indices of each process, of requests of scoring: contexts in alphabetical order are cut
+    into parts of equal work.
 
     The cost is the text that is read, and a common beginning of prompts is read once. So the work
     of a context is its number of new bytes, and the characters of its continuations.

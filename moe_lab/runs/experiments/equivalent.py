@@ -4,7 +4,7 @@ Time and memory of both models are measured (`measurement.py`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,11 +59,30 @@ def equivalent_rows(
 
 def _row(cell: TableCell, models: ModelPool, *, compute: bool) -> dict[str, Any] | None:
     """The row of a cell with results; None if its time is not measured."""
-    score = cell.score()
     result = cell.results[0]
     roe = result.report
     config = cell.config
-    assert score is not None and config is not None
+    assert config is not None
+    sizes = _sizes(cell)
+    tuned = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
+    measured = cost_measurement(
+        replace(config, method=tuned, batch_size=1),
+        models,
+        sizes["size_ratio"] or 1.0,
+        compute=compute,
+    )
+    if measured is None:
+        return None
+    return sizes | _costs(measured, result.method.name)
+
+
+def _sizes(cell: TableCell) -> dict[str, Any]:
+    """The columns of a cell's perplexity and of the equivalent model size.
+
+    A ratio is None where its perplexity is not known: a limit without an interval, or calibration.
+    """
+    score = cell.score()
+    assert score is not None
     assert score.value is not None and score.baseline is not None
     base = score.baseline
     low = None
@@ -72,36 +91,33 @@ def _row(cell: TableCell, models: ModelPool, *, compute: bool) -> dict[str, Any]
         low = base + score.tested_interval[1]
         high = base + score.tested_interval[0]
     calibrated = _calibrated(cell, score)
-    ratio = _ratio(score.value, base)
-    tuned = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
-    measured = cost_measurement(
-        replace(config, method=tuned, batch_size=1), models, ratio or 1.0, compute=compute
-    )
-    if measured is None:
-        return None
-    row = {
+    return {
         "model": score.model,
         "task": score.task,
         "documents": score.n,
         "seeds": score.seeds,
-        "n": roe["n"],
+        "n": cell.results[0].report["n"],
         "metric": score.metric,
         "perplexity": score.value,
         "base_perplexity": base,
-        "size_ratio": ratio,
+        "size_ratio": _ratio(score.value, base),
         "size_ratio_low": _ratio(low, base),
         "size_ratio_high": _ratio(high, base),
         "calibrated_perplexity": calibrated,
         "calibrated_size_ratio": _ratio(calibrated, base),
         "run_id": score.run_id,
     }
-    for name in MEASURED:
-        row[name] = measured[name]
-    for name in ("base", result.method.name, "equivalent"):
+
+
+def _costs(measured: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """The columns of a measurement: MEASURED, and time and memory of base model, method and larger
+    model."""
+    costs = {name: measured[name] for name in MEASURED}
+    for name in ("base", method, "equivalent"):
         seconds = measured[name]["seconds"]
-        row[f"{name}_milliseconds_per_token"] = 1000 * seconds / measured["new_tokens"]
-        row[f"{name}_mebibytes"] = measured[name]["memory_bytes"] / 2**20
-    return row
+        costs[f"{name}_milliseconds_per_token"] = 1000 * seconds / measured["new_tokens"]
+        costs[f"{name}_mebibytes"] = measured[name]["memory_bytes"] / 2**20
+    return costs
 
 
 def _calibrated(cell: TableCell, score: Score) -> float | None:

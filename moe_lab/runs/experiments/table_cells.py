@@ -56,7 +56,6 @@ def filled(
             place[SETTINGS] = settings
         experiment = replace(experiment, rows=[*experiment.rows, SETTINGS])
     table_cells: list[TableCell] = []
-    of_trainings: dict[Hashable, int] = {}  # the index of a training's cell by its coordinates
     for cell, place in zip(cells, places, strict=True):
         whole_cell = _whole_cell(cell, place, outcomes, failures)
         for name, metric in experiment.metrics(scale).items():
@@ -67,16 +66,30 @@ def filled(
                 coordinates[MEASURE] = name
             if experiment.average and metric.startswith(TRAINING):
                 coordinates[experiment.average] = NO_TASK
-            table_cell = replace(whole_cell, metric=metric, coordinates=coordinates)
-            if not table_cell.of_training:
-                table_cells.append(table_cell)
-                continue
-            index = of_trainings.setdefault(tuple(coordinates.items()), len(table_cells))
-            if index == len(table_cells):
-                table_cells.append(table_cell)
-            elif len(table_cell.results) > len(table_cells[index].results):
-                table_cells[index] = table_cell
-    return FilledExperiment(experiment, table_cells)
+            table_cells.append(replace(whole_cell, metric=metric, coordinates=coordinates))
+    return FilledExperiment(experiment, _each_training_once(table_cells))
+
+
+def _each_training_once(cells: Sequence[TableCell]) -> list[TableCell]:
+    """The cells, of which each number of a training is there once.
+
+    Of several with equal coordinates the one with the most results is kept, in the place of the
+    first.
+    """
+    distinct: list[TableCell] = []
+    index_of_training: dict[Hashable, int] = {}
+    for cell in cells:
+        if not cell.of_training:
+            distinct.append(cell)
+            continue
+        coordinates = tuple(cell.coordinates.items())
+        index = index_of_training.get(coordinates)
+        if index is None:
+            index_of_training[coordinates] = len(distinct)
+            distinct.append(cell)
+        elif len(cell.results) > len(distinct[index].results):
+            distinct[index] = cell
+    return distinct
 
 
 def _own_overrides(

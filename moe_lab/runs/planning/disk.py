@@ -32,7 +32,8 @@ class Budget:
     """Bytes of the checkpoints of the largest training."""
 
     def add(self, work: Run | Study | Training, trains: bool = False) -> None:
-        """Count the weights that the work downloads, and if it `trains`, the model that it writes."""
+        """Count the weights that the work downloads, and if it `trains`, the model that it
+        writes."""
         design = design_of(work)
         method: Any = work.method
         path = work.facts.path

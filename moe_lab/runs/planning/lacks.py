@@ -14,8 +14,8 @@ from moe_lab.tasks.loading import load_tasks
 def lacks_of(config: Config, error: MoeLabError) -> list[str]:
     """Why a configuration cannot run: `error`, which preparing it raised, then all other reasons.
 
-    The model, its tokenizer, the tasks, the judges and the method's own data are checked one by one.
-    A reason that another one contains is left out.
+    The model, its tokenizer, the tasks, the judges and the method's own data are checked one by
+    one. A reason that another one contains is left out.
     """
     method = get_method(config.method.name)(config.method)
     reasons = [str(error)]

@@ -34,10 +34,11 @@ def gpu_memory() -> list[int]:
 
 
 def planned_memory(work: Run | Study, workload: Workload) -> int | None:
-    """The bytes of a GPU that a run or study needs (`engine/pass_size.py`); None for an embedded model.
+    """The bytes of a GPU that a run or study needs (`engine/pass_size.py`); None for an embedded
+    model.
 
-    If a training is left and takes more, its bytes. Quantized weights count as dequantized. Only the
-    weights are counted for a model without a `KVEngine`, and for a family whose own code reads
+    If a training is left and takes more, its bytes. Quantized weights count as dequantized. Only
+    the weights are counted for a model without a `KVEngine`, and for a family whose own code reads
     values of tensors, which a model without weights does not have.
     """
     config = work.config

@@ -55,8 +55,8 @@ def task_name(config: Config) -> str:
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:
-    """The columns of the table. What is not known of a row is an empty cell, or a dash for its id and
-    seed."""
+    """The columns of the table. What is not known of a row is an empty cell, or a dash for its id
+    and seed."""
     return [*_name_columns(rows), *_work_columns(rows)]
 
 

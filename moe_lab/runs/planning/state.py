@@ -38,8 +38,8 @@ def run_state(run: Run, workload: Workload) -> RunState:
 
 
 def evaluations_left(run: Run) -> float:
-    """How many evaluations of a run's documents with other routings are left for `metrics=expert`; 0
-    without it, and if the metrics are stored."""
+    """How many evaluations of a run's documents with other routings are left for `metrics=expert`;
+    0 without it, and if the metrics are stored."""
     if run.config.metrics != "expert" or run.method.expert_metrics != "all":
         return 0.0
     if run.measured and not run.config.rerun:

@@ -17,7 +17,8 @@ def workload_of(run: Run) -> Workload:
 
 
 def design_of(work: Run | Study | Training) -> Any:
-    """The configuration of transformers of the work's model, read once for the runs of a command."""
+    """The configuration of transformers of the work's model, read once for the runs of a
+    command."""
     config = work.config
     method = work.method
     key = f"design {config.model} {config.offline} {method.config}"

@@ -27,19 +27,24 @@ class LogitScale(EnsembleSearch):
 
     @property
     def begins_with_base(self) -> bool:
+        """Whether the method's temperatures are all 0."""
         return not any(self.given)
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
+        """Empty: a trial has no parameters."""
         return {}
 
     def fixed(self, number: int) -> dict[str, float] | None:
+        """No parameters for trial 0, the only one."""
         return {} if number == 0 else None
 
     def prunes(self, number: int) -> bool:
+        """Never."""
         return False
 
     def temperatures(self, trial: TrialPoint) -> list[float]:
+        """The method's own."""
         return self.given
 
 

@@ -33,10 +33,12 @@ class MethodSettings(Search):
 
     @property
     def begins_with_base(self) -> bool:
+        """Whether the first point of the method's grid is the base model."""
         return bool(self.method.begins_with_base)
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
+        """The smallest and the largest value of each setting in the grid."""
         bounds = {}
         for name in self.grid[0]:
             values = [point[name] for point in self.grid]
@@ -44,21 +46,27 @@ class MethodSettings(Search):
         return bounds
 
     def fixed(self, number: int) -> dict[str, float] | None:
+        """A point of the grid: the trial's own with tuning=grid, else the first one for trial 0.
+        None for other trials, which the sampler draws."""
         if self.tuning == "grid" or number == 0:
             return self.grid[number]
         return None
 
     def prunes(self, number: int) -> bool:
+        """Not with tuning=grid, nor trial 0."""
         return self.tuning != "grid" and number > 0
 
     @contextmanager
     def open(self, loaded: LoadedModel, config: Config) -> Iterator[OpenTrial]:
+        """Inside the context, the function opens the method at the settings of a trial."""
         yield partial(self._open_trial, loaded, config)
 
     @contextmanager
     def _open_trial(
         self, loaded: LoadedModel, config: Config, trial: TrialPoint
     ) -> Iterator[EngineLM]:
+        """The LM of the method at the trial's settings. In trial 0, it finds the best logit scale
+        if that is the control."""
         settings = self.method.at(self._point(trial))
         method = type(self.method)(settings)
         context = Context(config=replace(config, method=settings))
@@ -69,9 +77,11 @@ class MethodSettings(Search):
             yield lm
 
     def temperatures(self, trial: TrialPoint) -> list[float]:
+        """None: the search is of other settings."""
         return []
 
     def method_settings(self, trial: TrialPoint) -> dict[str, Any]:
+        """The settings that the profile stores."""
         settings: dict[str, Any] = self.method.settings(self._point(trial))
         return settings
 

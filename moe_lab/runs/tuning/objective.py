@@ -56,6 +56,8 @@ class Perplexity:
         tokens = 0
 
         def on_answer(index: int, answer: Any) -> None:
+            """Add the loss of an answer; raise Pruned beyond the limit, unless it is the last
+            answer."""
             nonlocal loss, scored, tokens
             loss -= answer[0] if isinstance(answer, tuple) else answer
             scored += 1

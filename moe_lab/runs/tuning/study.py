@@ -129,8 +129,9 @@ class Study:
             calibrated_scale=EXPECTED_SCALE if search.calibrates else None,
         )
 
-    def profile_of(self, best: TrialPoint, **found: Any) -> Profile:
-        """The study's profile: the values of its best trial, and what else the study found."""
+    def profile_of(self, best: TrialPoint, **scores: Any) -> Profile:
+        """The study's profile: the values of its best trial, and `scores`, the other fields of a
+        `Profile`."""
         method = self.config.method
         return Profile(
             model=self.facts.name,
@@ -146,7 +147,7 @@ class Study:
             documents=self.documents,
             temperature=self.search.temperatures(best),
             settings=self.search.method_settings(best),
-            **found,
+            **scores,
         )
 
     def tuned_config(self) -> Config:

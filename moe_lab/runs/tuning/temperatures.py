@@ -35,11 +35,14 @@ class EnsembleSearch(Search):
 
     @contextmanager
     def open(self, loaded: LoadedModel, config: Config) -> Iterator[OpenTrial]:
+        """Open the method once. Inside the context, the function sets the ensemble of a trial on
+        the one LM, and returns the LM."""
         first = self._ensemble([0.0] * self.moe_layers, config.seed)
         context = Context(config=config, study=StudyStart(first=first, reuse=self.reuse))
         with self.method.open(loaded, context) as lm:
 
             def open_trial(trial: TrialPoint) -> AbstractContextManager[EngineLM]:
+                """The LM at the temperatures of a trial."""
                 lm.set_ensemble(self._ensemble(self.temperatures(trial), config.seed))
                 return nullcontext(lm)
 
@@ -84,9 +87,11 @@ class LayerTemperatures(TemperatureSearch):
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
+        """A parameter `layer_<number>` for each MoE layer that may be noisy."""
         return {f"layer_{layer}": (0.0, self.max_temperature) for layer in self.layers}
 
     def fixed(self, number: int) -> dict[str, float] | None:
+        """Temperature 0 in all layers for trial 0; None for the others, which the sampler draws."""
         if number == 0:
             return dict.fromkeys(self.bounds, 0.0)
         return None
@@ -100,6 +105,7 @@ class LayerTemperatures(TemperatureSearch):
         return number > 0 and not self.logit_scale
 
     def temperatures(self, trial: TrialPoint) -> list[float]:
+        """The temperatures of a trial, one per MoE layer; 0 in layers without noise."""
         params = trial.params
         temperatures = [0.0] * self.moe_layers
         for layer in self.layers:
@@ -113,9 +119,11 @@ class OneTemperature(TemperatureSearch):
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
+        """The parameter `temperature`."""
         return {"temperature": (0.0, self.max_temperature)}
 
     def fixed(self, number: int) -> dict[str, float]:
+        """The trial's step: trial 3 has three times the step."""
         return {"temperature": round(number * self.step, 10)}
 
     def prunes(self, number: int) -> bool:
@@ -123,6 +131,7 @@ class OneTemperature(TemperatureSearch):
         return False
 
     def temperatures(self, trial: TrialPoint) -> list[float]:
+        """The trial's temperature in every MoE layer that may be noisy; 0 in the others."""
         temperatures = [0.0] * self.moe_layers
         for layer in self.layers:
             temperatures[layer] = trial.params["temperature"]

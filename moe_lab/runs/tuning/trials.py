@@ -166,8 +166,8 @@ class Trials:
         return self.study.get_trials(deepcopy=False, states=states)
 
     def _abandoned(self) -> Trial | None:
-        """A running trial whose process is gone, which this process holds from now on; None if there
-        is none."""
+        """A running trial whose process is gone, which this process holds from now on; None if
+        there is none."""
         for frozen in self._of(TrialState.RUNNING):
             if self._hold(frozen.number):
                 return self._resumed(frozen._trial_id, frozen.number)

@@ -152,9 +152,13 @@ def measure(
     scaled: bool,
     by_pruner: bool = False,
 ) -> Measurement:
-    """Measure a trial under its LM; it is pruned beyond `limit`.
+    """The metric of a trial under its LM.
+
+    Its value is None if the trial was pruned. If the LM finds the best logit scale, the attributes
+    are this scale (LOGIT_SCALE) and the perplexity at it (SCALED) and without it (UNSCALED).
 
     Args:
+        limit: the value beyond which the trial is pruned; None: it is not pruned.
         scaled: whether the value is the perplexity at the best logit scale.
         by_pruner: whether the study's pruner is asked after every document.
     """

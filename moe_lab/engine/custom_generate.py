@@ -241,6 +241,8 @@ class _PreparedDecoding(Decoding):
         """Of each step so far [B, V]."""
 
     def ended(self, states: list[GenerationState]) -> list[bool]:
+        """Whether each of the unfinished sequences ends, by its length or by the prepared
+        criteria."""
         step = len(states[0].generated) - 1
         scores = None
         if "scores" in self.prepared.kept:

@@ -127,6 +127,7 @@ class FunctionPolicy(GridMethod):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
+        """The base model's LM under the function. Its session says if two equal passes differ."""
         from moe_lab.methods.repeatable import repeats_itself
         from moe_lab.routing.override import override
 

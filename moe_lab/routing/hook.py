@@ -81,6 +81,7 @@ def why_fixed(model: nn.Module) -> str | None:
 
 
 def _why_fixed(router: Router) -> str | None:
+    """Why no policy may read or change this router; None where one may."""
     return getattr(router.module, "fixed_routing", None)
 
 
@@ -216,6 +217,7 @@ class _Watch:
         asked for."""
 
     def start(self, args: tuple, kwargs: dict) -> None:
+        """Before a pass: raise RoutingError under gradient checkpointing."""
         self.called.clear()
         if self.model.training and torch.is_grad_enabled():
             inner = transformers_model(self.model)

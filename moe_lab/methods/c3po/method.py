@@ -197,6 +197,7 @@ class C3PO(ReferenceMethod):
     def report(
         self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
     ) -> dict[str, Any]:
+        """The method's block of results.json."""
         settings = self.config
         block = {key: getattr(settings, key) for key in REPORTED}
         block["upper_bound"] = settings.optimizer == "oracle"

@@ -125,6 +125,7 @@ class HashedWordRouter(UnitTopKRouter):
         self.weight = None
 
     def forward(self, hidden_TH: Tensor, units: Units, cache: Cache | None) -> Decision:
+        """The decision for T tokens: logits of 0, equal weights, and K experts by the hash."""
         id_T = self.of_first_token(units.id_BS[..., None], units, cache).flatten()
         zero_T = torch.zeros_like(id_T)
         layer_L = torch.tensor([self.layer], device=id_T.device)

@@ -147,10 +147,13 @@ def routed(
     for router in routers:
         hooks = _hooks(router, watch.watched(router, installed))
         handles += hooks
-        if final or (installed.observes and _last.get(router.module)):
-            _last.setdefault(router.module, []).extend(hooks)
+        last_hooks = _last.setdefault(router.module, [])
+        is_last = final or (installed.observes and bool(last_hooks))
+        if is_last:
+            last_hooks += hooks
         else:
-            for handle in _last.get(router.module, ()):
+            # torch calls the hooks of a module in their order
+            for handle in last_hooks:
                 handle.hooks_dict_ref().move_to_end(handle.id)
     handles += on_passes(model, watch.start, watch.finish)
     try:
@@ -164,9 +167,8 @@ def routed(
         for handle in handles:
             handle.remove()
         for router in routers:
-            if router.module in _last:
-                left = [handle for handle in _last[router.module] if handle not in handles]
-                _last[router.module] = left
+            last_hooks = _last.get(router.module, [])
+            _last[router.module] = [hook for hook in last_hooks if hook not in handles]
 
 
 def _hooks(router: Router, decide: Decide) -> list[Any]:

@@ -140,7 +140,11 @@ class YamlChecks:
             checks = YamlChecks(full_name, self.file, self.strict, root=("task", number))
             checks.check_settings(member)
             defined[full_name] = checks
-        scores = config.get("aggregate_metric_list") or []
+        self._check_group_scores(config.get("aggregate_metric_list") or [])
+        return defined
+
+    def _check_group_scores(self, scores: Any) -> None:
+        """Raise TaskError for a score of a group that is neither a mean nor a function."""
         if isinstance(scores, dict):
             scores = [scores]
         for number, score in enumerate(scores):
@@ -152,7 +156,6 @@ class YamlChecks:
                     "aggregate_metric_list",
                     number,
                 )
-        return defined
 
     def check_group_metrics(self, metrics: Iterable[str], reported: Container[str]) -> None:
         """Raise TaskError for a metric of a group that none of its tasks reports: the group would

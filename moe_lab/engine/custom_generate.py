@@ -305,7 +305,9 @@ def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list
     if mask is None:
         mask = torch.ones_like(input_ids)
     real_BS = mask.bool()
-    if real_BS.shape != input_ids.shape or not (real_BS == real_BS.cummax(dim=1).values).all():
+    after_first_token_BS = real_BS.cummax(dim=1).values
+    is_left_padded = torch.equal(real_BS, after_first_token_BS)
+    if real_BS.shape != input_ids.shape or not is_left_padded:
         raise ValueError(
             "Pad prompts of different lengths on the left (tokenizer.padding_side='left')."
         )
@@ -314,8 +316,10 @@ def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list
             "A prompt has no token. Give at least one, e.g. that of the beginning of a text."
         )
     positions = model_kwargs.get("position_ids")
-    if positions is not None and not (positions == real_BS.cumsum(dim=1) - 1)[real_BS].all():
-        raise ValueError(
-            "The ensemble counts positions from 0 in each prompt: give no position_ids."
-        )
+    if positions is not None:
+        counted_BS = real_BS.cumsum(dim=1) - 1
+        if not (positions == counted_BS)[real_BS].all():
+            raise ValueError(
+                "The ensemble counts positions from 0 in each prompt: give no position_ids."
+            )
     return [ids[real].tolist() for ids, real in zip(input_ids, real_BS, strict=True)]

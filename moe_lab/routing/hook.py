@@ -188,8 +188,10 @@ class _RouterHook(TransientHook):
 
 
 def _check_shapes(router: Router, routing: Routing, changed: Routing) -> None:
-    """Raise RoutingError unless a changed decision has K experts and K weights for each token; K
-    may differ."""
+    """Raise RoutingError unless a changed decision has as many experts as weights for each token.
+
+    Their number K may be another one than the router's.
+    """
     weights_shape = changed.weights_TK.shape
     experts_shape = changed.index_TK.shape
     tokens_shape = routing.index_TK.shape[:-1]

@@ -142,11 +142,14 @@ def last_kind(cache: Cache | None, layer: int) -> Tensor | None:
     """
     if cache is None:
         return None
-    if len(cache.layers) <= layer or not isinstance(
+    has_place = len(cache.layers) > layer and isinstance(
         cache.layers[layer], LinearAttentionAndFullAttentionLayer
-    ):
+    )
+    if not has_place:
         raise ValueError("Word and sentence routers need cache=DynamicCache(config=model.config).")
-    return cache.get_conv_state(layer)[:, 0] if cache.has_previous_state(layer) else None
+    if not cache.has_previous_state(layer):
+        return None
+    return cache.get_conv_state(layer)[:, 0]
 
 
 _ROUNDING = 1e-6

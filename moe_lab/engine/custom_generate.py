@@ -298,6 +298,12 @@ def _check(
         raise ValueError(f"A streamer takes one sequence, and {sequences} are generated.")
 
 
+def _is_left_padded(real_BS: Tensor) -> bool:
+    """Whether no padding (False) follows a token of its sequence."""
+    from_first_token_BS = real_BS.cummax(dim=1).values
+    return torch.equal(real_BS, from_first_token_BS)
+
+
 def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
     """The prompts as token ids. Raises ValueError for padding after or within a prompt, and for
     other positions."""
@@ -305,9 +311,7 @@ def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list
     if mask is None:
         mask = torch.ones_like(input_ids)
     real_BS = mask.bool()
-    after_first_token_BS = real_BS.cummax(dim=1).values
-    is_left_padded = torch.equal(real_BS, after_first_token_BS)
-    if real_BS.shape != input_ids.shape or not is_left_padded:
+    if real_BS.shape != input_ids.shape or not _is_left_padded(real_BS):
         raise ValueError(
             "Pad prompts of different lengths on the left (tokenizer.padding_side='left')."
         )

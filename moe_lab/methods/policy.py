@@ -209,7 +209,11 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _config_class(function: Callable[..., Any]) -> type[Method.Config]:
-    """`FunctionPolicy.Config` with the function's keys."""
+    """`FunctionPolicy.Config` with the function's keys.
+
+    Raises ConfigError for a key of a name that the method has itself, and for a default that is no
+    number, text or truth value.
+    """
     base = FunctionPolicy.Config
     reserved = {field_of_base.name for field_of_base in fields(base)}
     new_fields = []

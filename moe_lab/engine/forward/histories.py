@@ -86,8 +86,8 @@ class Fork:
         return torch.cat([visible_BRK[..., :-S], new_BRS, self.itself_BRN], dim=-1)
 
     def visible_in_place(self, visible_B1K: Tensor, slot: Tensor) -> Tensor:
-        """bool [B, R, K]: `visible` for a fixed cache of K slots, in which each sequence has its one
-        new token at `slot`, and the noisy samples of it in the slots after that."""
+        """bool [B, R, K]: `visible` for a fixed cache of K slots, in which each sequence has its
+        one new token at `slot`, and the noisy samples of it in the slots after that."""
         R = self.source_BR.shape[1]
         K = visible_B1K.shape[-1]
         from_slot_K = torch.arange(K, device=slot.device) - slot

@@ -241,6 +241,8 @@ class _PreparedDecoding(Decoding):
         """Of each step so far [B, V]."""
 
     def ended(self, states: list[GenerationState]) -> list[bool]:
+        """Whether each of the unfinished sequences ends, by its length or by the prepared
+        criteria."""
         step = len(states[0].generated) - 1
         scores = None
         if "scores" in self.prepared.kept:
@@ -296,6 +298,12 @@ def _check(
         raise ValueError(f"A streamer takes one sequence, and {sequences} are generated.")
 
 
+def _is_left_padded(real_BS: Tensor) -> bool:
+    """Whether no padding (False) follows a token of its sequence."""
+    from_first_token_BS = real_BS.cummax(dim=1).values
+    return torch.equal(real_BS, from_first_token_BS)
+
+
 def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
     """The prompts as token ids. Raises ValueError for padding after or within a prompt, and for
     other positions."""
@@ -303,7 +311,7 @@ def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list
     if mask is None:
         mask = torch.ones_like(input_ids)
     real_BS = mask.bool()
-    if real_BS.shape != input_ids.shape or not (real_BS == real_BS.cummax(dim=1).values).all():
+    if real_BS.shape != input_ids.shape or not _is_left_padded(real_BS):
         raise ValueError(
             "Pad prompts of different lengths on the left (tokenizer.padding_side='left')."
         )
@@ -312,8 +320,10 @@ def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list
             "A prompt has no token. Give at least one, e.g. that of the beginning of a text."
         )
     positions = model_kwargs.get("position_ids")
-    if positions is not None and not (positions == real_BS.cumsum(dim=1) - 1)[real_BS].all():
-        raise ValueError(
-            "The ensemble counts positions from 0 in each prompt: give no position_ids."
-        )
+    if positions is not None:
+        counted_BS = real_BS.cumsum(dim=1) - 1
+        if not (positions == counted_BS)[real_BS].all():
+            raise ValueError(
+                "The ensemble counts positions from 0 in each prompt: give no position_ids."
+            )
     return [ids[real].tolist() for ids, real in zip(input_ids, real_BS, strict=True)]

@@ -61,6 +61,7 @@ class KVEngine(Engine):
 
     @property
     def tokens_in(self) -> int:
+        """Tokens put through the model so far, by both phases of scoring, too."""
         tokens = self.forward.tokens_in
         if self.two_phase:
             tokens += self.two_phase.tokens_in
@@ -81,9 +82,11 @@ class KVEngine(Engine):
         self.forward = forward
 
     def _two_phase_of(self, ensemble: Ensemble) -> TwoPhaseScorer | None:
+        """The scorer that an ensemble is scored with; None: in one phase, by `scoring.score`."""
         return self.two_phase if ensemble.n > 1 and ensemble.cache == "clean" else None
 
     def score(self, requests: list[ScoringRequest], on_scores: OnScores) -> None:
+        """Score all requests, in two phases where samples share a clean history."""
         ensemble = self.forward.ensemble
         two_phase = self._two_phase_of(ensemble)
         if two_phase:
@@ -98,5 +101,6 @@ class KVEngine(Engine):
         decoding: Decoding,
         on_done: Callable[[GenerationState], None],
     ) -> None:
+        """Continue all prompts over one cache for each batch."""
         with self.forward as forward:
             generate(forward, states, self.budget, decoding, on_done, self._prompt_store)

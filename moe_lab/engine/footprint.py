@@ -46,6 +46,7 @@ class MemoryMeter(TorchDispatchMode):
         self.peak = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         self._held: set[int] = set()
+        """The counted storages that are alive."""
         self._device = known[0].device if known else None
 
     def __torch_dispatch__(
@@ -189,7 +190,11 @@ def kept_in_training(model: Any, tokens: int) -> int:
 
 
 def _gradient_pass(model: Any, tokens: int, *, backward: bool = True) -> int:
-    """The bytes that are alive at most, or those that are kept for the backward pass."""
+    """The bytes that are alive at most in a pass over one text and its backward pass.
+
+    Args:
+        backward: False: those that are alive after the pass, kept for the backward pass.
+    """
     device = model.device
     dtype = model.dtype
     width = model.get_input_embeddings().weight.shape[-1]

@@ -34,9 +34,11 @@ def generate(
     on_done: OnDone,
     prompt_store: Store | None = None,
 ) -> None:
-    """Continue all sequences.
+    """Continue all sequences: each state gets its new tokens, in `generated`.
 
     Args:
+        budget: the bounds of a pass.
+        on_done: called with each state as soon as it ends, in any order.
         prompt_store: prompts are read without noise, and their keys and values are kept there. It
             has no effect on samples that read the prompt with noise.
     """

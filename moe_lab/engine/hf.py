@@ -133,6 +133,7 @@ class CountedHF(HFLM):
             self._tokenized.update(zip(texts, ids, strict=True))
 
     def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
+        """The token ids of a text; those of a text inside `tokenized` are known already."""
         if not args and not options and string in self._tokenized:
             return self._tokenized[string]
         if not args and not options and self.prefix_token_id is None:
@@ -162,16 +163,19 @@ class CountedHF(HFLM):
         return text
 
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
+        """lm-eval's own, counting the tokens that the model reads."""
         for _, context, continuation in requests:
             length = len(context) + len(continuation) - 1
             self.counted["tokens_in"] += min(length, self.max_length)
         return super()._loglikelihood_tokens(requests, **kwargs)
 
     def _model_call(self, inps: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """lm-eval's own, with rotary embeddings that depend on no earlier text."""
         forget_lengths(self.model)
         return super()._model_call(inps, **kwargs)
 
     def _model_generate(self, context: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """lm-eval's own, counting the tokens that the model reads and generates."""
         forget_lengths(self.model)
         generated = super()._model_generate(context, tokenizer=self.tokenizer, **kwargs)
         new_tokens = generated.shape[1] - context.shape[1]

@@ -124,11 +124,14 @@ def score_pairs(
 def score_texts(
     lm: AnsweringLM, engine: Engine, requests: Sequence[Request], report: OnAnswer
 ) -> None:
-    """Score each text in windows of at most `max_length` tokens. A text is answered after its last
-    window."""
+    """Score each text in windows of at most `max_length` tokens.
+
+    A text is answered after its last window, with the sum of their log-likelihoods: 0.0 for a text
+    without tokens.
+    """
     windows: list[ScoringRequest] = []
     text_of_window: list[int] = []
-    missing: Counter[int] = Counter()
+    missing: Counter[int] = Counter()  # windows of each text that are not scored yet
     for i, request in enumerate(requests):
         for context, continuation in lm.encoder.windows(request.args[0]):
             key = document_key([*context, *continuation])

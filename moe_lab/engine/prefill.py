@@ -79,6 +79,7 @@ class Prefill:
         return width * (len(sequences) + 1) <= self.budget.tokens // samples
 
     def _beginning_of(self, state: GenerationState) -> SharedBeginning:
+        """The beginning that a sequence shares with others of its group."""
         group = self.groups[state.index]
         kind = self.forward.rotary.kind(len(state.ids)) if group.shared else 0
         return SharedBeginning(group, kind)

@@ -187,6 +187,7 @@ class RecurrentEngine(Engine):
         self.forward = forward
 
     def score(self, requests: list[ScoringRequest], on_scores: OnScores) -> None:
+        """Score the requests one after the other."""
         with self.forward as forward:
             for i, request in enumerate(requests):
                 tree = TokenTree(
@@ -203,6 +204,7 @@ class RecurrentEngine(Engine):
         decoding: Decoding,
         on_done: Callable[[GenerationState], None],
     ) -> None:
+        """Continue the prompts one after the other."""
         with self.forward as forward:
             for state in states:
                 _generate(forward, state, decoding)

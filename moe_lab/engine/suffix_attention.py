@@ -114,6 +114,8 @@ class _Attention(torch.autograd.Function):
         mask_N1SK: Tensor,
         scale: float,
     ) -> Tensor:
+        """The output [N, H, S, D]; keys and values of the prefix, with the new ones, are K
+        slots."""
         N, J, K, _ = key_NJKD.shape
         query_NJQD = query_NHSD.reshape(N, J, -1, query_NHSD.shape[-1])  # Q = G x S
         # scores stay in float32 up to the softmax, as in the kernels of sdpa
@@ -131,6 +133,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient_NHSD: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the query, of the new keys and of the new values."""
         query_NJQD, key_NJKD, value_NJKD, share_NJQK = ctx.saved_tensors
         N, J = key_NJKD.shape[:2]
         gradient_NJQD = gradient_NHSD.reshape(N, J, -1, gradient_NHSD.shape[-1])

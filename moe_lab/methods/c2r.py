@@ -76,6 +76,7 @@ class C2R(PolicyMethod):
         return read_data(config, self.config.dataset, self.config.dataset_size)
 
     def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Policy, dict[str, Any]]:
+        """(the policy, `PairProfile.record` of its profile)."""
         from moe_lab.routing.policies import PartnersOnly, partners_of
 
         profile = profile_of(config, lambda: self._conversations(config), model)

@@ -84,6 +84,8 @@ class TopK(ExpertCount):
         """Experts per token; null: twice the model's own number, or all if there are fewer."""
 
     def most(self, facts: ModelFacts) -> int:
+        """`k`; null: twice the model's own number, or all that a token can take if there are
+        fewer."""
         k: int | None = self.config.k
         if k is not None:
             return k
@@ -114,6 +116,7 @@ class TopP(ExpertCount):
                 raise ConfigError(f"method.p={self.p}: must be a number above 0 and at most 1.")
 
     def most(self, facts: ModelFacts) -> int:
+        """`k_max`; null: all that a token can take."""
         return most_experts(facts) if self.config.k_max is None else self.config.k_max
 
     def grid(self, facts: ModelFacts) -> list[Settings]:

@@ -65,8 +65,8 @@ class ICL(ReferenceMethod):
         return references_identity(config, self.config, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
-        """An estimate: demonstrations are as long as the question, as far as the model's input has
-        room."""
+        """An estimate of the tokens that the model reads: demonstrations are as long as the
+        question, as far as the model's input has room."""
         most = config.max_length or facts.max_length
         tokens = 0.0
         for weight, asked in workload.asked:

@@ -91,6 +91,7 @@ class DemonstrationLM(EngineLM):
         return super().cost | self._reference_counts
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
+        """As `EngineLM.answer`, with each prompt after its demonstrations."""
         assert kind == "loglikelihood", "data_identity refuses other tasks"
         self._choose([request.args[0] for request in requests])
         demonstrated = []

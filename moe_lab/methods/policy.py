@@ -127,6 +127,7 @@ class FunctionPolicy(GridMethod):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
+        """The base model's LM under the function. Its session says if two equal passes differ."""
         from moe_lab.methods.repeatable import repeats_itself
         from moe_lab.routing.override import override
 
@@ -208,7 +209,11 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _config_class(function: Callable[..., Any]) -> type[Method.Config]:
-    """`FunctionPolicy.Config` with the function's keys."""
+    """`FunctionPolicy.Config` with the function's keys.
+
+    Raises ConfigError for a key of a name that the method has itself, and for a default that is no
+    number, text or truth value.
+    """
     base = FunctionPolicy.Config
     reserved = {field_of_base.name for field_of_base in fields(base)}
     new_fields = []

@@ -29,6 +29,7 @@ class PolicyLM(EngineLM):
 
     @contextmanager
     def running(self) -> Iterator[None]:
+        """As `EngineLM.running`. Afterwards the policy knows of no padding."""
         with super().running():
             try:
                 yield
@@ -36,6 +37,7 @@ class PolicyLM(EngineLM):
                 self._policy.real_T = None  # a later pass is not this LM's
 
     def observe(self, observer: Observer) -> None:
+        """As `EngineLM.observe`. The policy still gets the padding of each pass."""
         super().observe(observer)
         assert isinstance(self.engine, KVEngine)
         self.engine.forward.observer = _Padding(self._policy, observer)
@@ -54,6 +56,7 @@ class _Padding(Observer):
         self.observer = observer
 
     def expect(self, tokens: Tokens) -> None:
+        """Called before each pass."""
         real_T = tokens.real_BS.reshape(-1)
         has_padding = tokens.count < len(real_T)
         self.policy.real_T = real_T if has_padding else None

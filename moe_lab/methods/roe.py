@@ -77,6 +77,8 @@ class RoE(TemperatureMethod):
         return self.profile.logit_scale if self.profile else 1.0
 
     def check(self, facts: ModelFacts) -> None:
+        """Raises ConfigError for temperatures, or for perturbed weights, that do not fit the
+        model."""
         self.temperatures(facts.moe_layers)
         family = facts.routers
         if self.config.weights == "perturbed" and family and not family.chooses_by_logits:
@@ -185,6 +187,7 @@ class RoE(TemperatureMethod):
         )
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
+        """The keys that have an effect, with the temperature of each MoE layer."""
         reported = {key: getattr(self.config, key) for key in ("n", "cache", "prefill", "weights")}
         if self.logit_scale != 1:
             reported["logit_scale"] = self.logit_scale

@@ -53,6 +53,7 @@ class SelfContrast(GridMethod):
             return {"rank", "cache"} if self.beta == 0 else set()
 
     def check(self, facts: ModelFacts) -> None:
+        """Raises ConfigError for a rank above the model's number of experts."""
         rank = self.config.rank
         experts = facts.experts
         if rank > experts:

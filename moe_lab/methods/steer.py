@@ -54,6 +54,7 @@ class Steer(GridMethod):
         """Experts of all layers together that are forced in, and out."""
 
     def check(self, facts: ModelFacts) -> None:
+        """Raises ConfigError for more experts than the model can force in or out."""
         layers = facts.moe_layers
         most_by_key = {
             "activate": layers * facts.top_k,
@@ -91,6 +92,7 @@ class Steer(GridMethod):
         return read_texts(config, f"method.{key}", name, self.config.dataset_size)
 
     def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Policy, dict[str, Any]]:
+        """(the policy, {"forced_in", "forced_out": [layer, expert] of each steered expert})."""
         from moe_lab.routing.policies import Steered
 
         positive = activation_rates(config, self._texts(config, "positive"), model)

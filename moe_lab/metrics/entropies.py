@@ -49,8 +49,8 @@ def mean_over_layers(
     metric: Callable[[np.ndarray, Sequence[int]], np.ndarray],
     maxima: Sequence[float],
 ) -> dict[str, Any] | None:
-    """The metric's mean over layers and each layer's value, with 95% intervals; None if nothing was
-    counted.
+    """The metric's mean over layers and each layer's value, with 95% intervals: an `Entropy` as
+    JSON, with "layers" (an `Entropy` of each layer) and LEFT_OUT. None if nothing was counted.
 
     The entropy of counts ("counted") underestimates the entropy of the frequencies; the bias grows
     as fewer tokens are counted. "value" is corrected by the jackknife over groups of documents

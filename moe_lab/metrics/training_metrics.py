@@ -106,6 +106,7 @@ class ExpertMetrics(TrainerCallback):
             self._measure(state, model)
 
     def _measure(self, state: Any, model: Any) -> None:
+        """Add a line of measurements. The first process writes the file."""
         place = {"step": state.global_step, "epoch": float(state.epoch or 0)}
         self.lines.append(plain(place | measure(model, self.rows)))
         if state.is_world_process_zero:

@@ -124,6 +124,8 @@ def prove_seam(model: Any, device: torch.device, source: str) -> None:
 
 
 def _check_rule(router: Router, routing: Routing) -> None:
+    """A policy that changes nothing. Raises RoutingError for a router with other weights than its
+    family's rule."""
     weights_TK = router.weights(routing.logits_TE, routing.index_TK)
     if not torch.allclose(weights_TK.float(), routing.weights_TK.float(), rtol=1e-2, atol=1e-4):
         raise RoutingError(

@@ -148,10 +148,11 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
 
 
 def routing_facts(config: Any) -> dict[str, Any]:
-    """Fields of `ModelFacts` that are read of a model's configuration alone.
+    """Fields of `ModelFacts` that are read of a model's configuration alone, by name.
 
-    A model without a supported router has 0 MoE layers, experts and `top_k`. Raises ModelError for
-    a model whose longest input has no token.
+    These are family, max_length, selection_bias, rope_by_length, moe_layers, experts, top_k,
+    most_experts and fixed_routing. A model without a supported router has 0 MoE layers, experts and
+    `top_k`. Raises ModelError for a model whose longest input has no token.
     """
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", 2048)

@@ -66,7 +66,8 @@ def reset_peak_memory(device: torch.device | None) -> None:
     if module is not None:
         module.reset_peak_memory_stats(device)
         return
-    # not glibc; else a new peak is below what earlier runs left resident
+    # memory that was freed and stays resident would count for the new peak; only glibc gives it
+    # back
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):  # not Linux, or not allowed: the peak is then that of the whole process

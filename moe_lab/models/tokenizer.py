@@ -130,6 +130,7 @@ class Framing:
 
     @cached_property
     def tokenizer(self) -> Any:
+        """The tokenizer, with the template that is used as its only one."""
         tokenizer = self._load_tokenizer()
         if self._template_name:
             from lm_eval.api.model import TemplateLM
@@ -147,6 +148,7 @@ class Framing:
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
+        """The text of a conversation. Raises ConfigError where the template fails."""
         from lm_eval.models.huggingface import HFLM
 
         hf: Any = HFLM  # its method reads the tokenizer and chat_template_args alone

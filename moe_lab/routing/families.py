@@ -82,9 +82,10 @@ _UNIT = (
 FIXED = {
     "word": _UNIT.format(unit="word"),
     "sentence": _UNIT.format(unit="sentence"),
-    "word-hash": "its router takes the experts of a word by the id of its first token, and has no scores",
-    "expert": "its experts choose their tokens: a token has no fixed number of experts, and its routing depends on "
-    "later tokens",
+    "word-hash": "its router takes the experts of a word by the id of its first token, and has no "
+    "scores",
+    "expert": "its experts choose their tokens: a token has no fixed number of experts, and its "
+    "routing depends on later tokens",
 }
 """Reasons by the configuration's `router`."""
 

@@ -81,6 +81,7 @@ def why_fixed(model: nn.Module) -> str | None:
 
 
 def _why_fixed(router: Router) -> str | None:
+    """Why no policy may read or change this router; None where one may."""
     return getattr(router.module, "fixed_routing", None)
 
 
@@ -146,10 +147,13 @@ def routed(
     for router in routers:
         hooks = _hooks(router, watch.watched(router, installed))
         handles += hooks
-        if final or (installed.observes and _last.get(router.module)):
-            _last.setdefault(router.module, []).extend(hooks)
+        last_hooks = _last.setdefault(router.module, [])
+        is_last = final or (installed.observes and bool(last_hooks))
+        if is_last:
+            last_hooks += hooks
         else:
-            for handle in _last.get(router.module, ()):
+            # torch calls the hooks of a module in their order
+            for handle in last_hooks:
                 handle.hooks_dict_ref().move_to_end(handle.id)
     handles += on_passes(model, watch.start, watch.finish)
     try:
@@ -163,9 +167,8 @@ def routed(
         for handle in handles:
             handle.remove()
         for router in routers:
-            if router.module in _last:
-                left = [handle for handle in _last[router.module] if handle not in handles]
-                _last[router.module] = left
+            last_hooks = _last.get(router.module, [])
+            _last[router.module] = [hook for hook in last_hooks if hook not in handles]
 
 
 def _hooks(router: Router, decide: Decide) -> list[Any]:
@@ -185,8 +188,10 @@ class _RouterHook(TransientHook):
 
 
 def _check_shapes(router: Router, routing: Routing, changed: Routing) -> None:
-    """Raise RoutingError unless a changed decision has K experts and K weights for each token; K
-    may differ."""
+    """Raise RoutingError unless a changed decision has as many experts as weights for each token.
+
+    Their number K may be another one than the router's.
+    """
     weights_shape = changed.weights_TK.shape
     experts_shape = changed.index_TK.shape
     tokens_shape = routing.index_TK.shape[:-1]
@@ -216,6 +221,7 @@ class _Watch:
         asked for."""
 
     def start(self, args: tuple, kwargs: dict) -> None:
+        """Before a pass: raise RoutingError under gradient checkpointing."""
         self.called.clear()
         if self.model.training and torch.is_grad_enabled():
             inner = transformers_model(self.model)

@@ -53,12 +53,12 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
         nonlocal calls
         calls += 1
         with torch.inference_mode(False):  # copies that count how often they were written to
-            given = Routing(*(tensor.clone() for tensor in routing))
-        versions = [tensor._version for tensor in given]
-        changed = policy(router, given)
+            copied = Routing(*(tensor.clone() for tensor in routing))
+        versions = [tensor._version for tensor in copied]
+        changed = policy(router, copied)
         if changed is not None:
             return _checked(changed, routing, router)
-        if versions != [tensor._version for tensor in given]:
+        if versions != [tensor._version for tensor in copied]:
             raise RoutingError(
                 f"The policy wrote into the decision for {router.name} and returned None, which "
                 "means no change: it must return routing._replace(index_TK=..., weights_TK=...)."

@@ -137,7 +137,7 @@ def record(model: nn.Module) -> Iterator[Record]:
     routes = Record()
     with (
         opened(model, "record(model)"),
-        _one_by_one(transformers_model(model)),
+        _checking_generate(transformers_model(model)),
         pass_tokens(model, routes.expect),
         routed(model, routes),
     ):
@@ -151,7 +151,7 @@ _restore: dict[type, Callable[[], None]] = {}
 
 
 @contextmanager
-def _one_by_one(model: Any) -> Iterator[None]:
+def _checking_generate(model: Any) -> Iterator[None]:
     """Inside the context `model.generate` refuses modes in which a pass is not the next tokens of
     its sequences.
 

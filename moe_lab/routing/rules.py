@@ -231,6 +231,7 @@ def _top_k_of_groups(
 
 
 def _scaled_softmax(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    """[T, K]: the softmax over all at the chosen experts, times `routed_scaling_factor`."""
     return _softmax_scores(router, logits_TE).gather(-1, index_TK) * router.routed_scaling_factor
 
 
@@ -252,6 +253,7 @@ def _softmax_scores(router: nn.Module, logits_TE: Tensor) -> Tensor:
 
 
 def _ernie_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    """[T, K]: the softmax over all, divided by the chosen experts' sum."""
     weights_TK = _softmax_scores(router, logits_TE).gather(-1, index_TK)
     return weights_TK / weights_TK.sum(dim=-1, keepdim=True).clamp(min=router.norm_min)
 
@@ -264,6 +266,7 @@ LONGCAT = Rule(PROBABILITY, _softmax_scores, _scaled_softmax, "softmax over all,
 
 
 def _kolibri_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    """[T, K]: the chosen experts' sigmoids, which sum to 1 with `norm_topk_prob`."""
     weights_TK = logits_TE.gather(-1, index_TK).sigmoid()
     if router.norm_topk_prob:
         weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
@@ -276,6 +279,7 @@ KOLIBRI = Rule(
 
 
 def _cohere_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    """[T, K]: the softmax over the chosen experts, or their sigmoids."""
     chosen_TK = logits_TE.gather(-1, index_TK)
     if router.expert_selection_fn == "softmax":
         return torch.softmax(chosen_TK, dim=-1, dtype=torch.float32)
@@ -295,6 +299,8 @@ def _gemma_logits(router: nn.Module, probs_TE: Tensor) -> Tensor:
 
 
 def _gemma_weights(router: nn.Module, probs_TE: Tensor, index_TK: Tensor) -> Tensor:
+    """[T, K]: the chosen experts' probabilities, divided by their sum, times a scale of each
+    expert."""
     weights_TK = probs_TE.gather(-1, index_TK)
     return weights_TK / weights_TK.sum(dim=-1, keepdim=True) * router.per_expert_scale[index_TK]
 
@@ -309,6 +315,7 @@ GEMMA = Rule(
 
 
 def _llama_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    """[T, K]: the chosen experts' sigmoids."""
     return logits_TE.float().sigmoid().gather(-1, index_TK).to(logits_TE.dtype)
 
 
@@ -342,6 +349,7 @@ SPARSE_MIXER = Rule(
 
 
 def _dbrx_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    """[T, K]: the softmax over all, divided by a norm of the chosen experts' weights."""
     weights_TK = torch.softmax(logits_TE, dim=-1, dtype=logits_TE.dtype).gather(-1, index_TK)
     power = router.moe_normalize_expert_weights
     if power is None:

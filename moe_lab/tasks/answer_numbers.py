@@ -88,22 +88,33 @@ def vote(responses: list[list[str]], documents: Any) -> list[list[str]]:
 
 
 def _majority(answers: list[str]) -> str:
+    """The most frequent answer, as most of its samples write it; of equally frequent ones the one
+    that comes first."""
     groups: list[list[str]] = []
     for answer in answers:
-        group = next((group for group in groups if _agree(answer, group[0])), None)
-        if group is None:
-            groups.append([answer])
-        else:
-            group.append(answer)
+        _add_to_group(answer, groups)
     largest = max(groups, key=len)
-    return Counter(largest).most_common(1)[0][0]
+    [(answer, _)] = Counter(largest).most_common(1)
+    return answer
+
+
+def _add_to_group(answer: str, groups: list[list[str]]) -> None:
+    """Add an answer to the first group that agrees with it, or to a new one."""
+    for group in groups:
+        if _agree(answer, group[0]):
+            group.append(answer)
+            return
+    groups.append([answer])
 
 
 def _agree(answer: str, other: str) -> bool:
+    """Whether two answers are the same text or the same number."""
     return answer == other or (same_number(answer, other) and same_number(other, answer))
 
 
 def _plain_signs(text: str) -> str:
+    """A text with plain signs in place of those of texts and of LaTeX: `\\frac{2}{3}` becomes
+    2/3."""
     for written, plain in _WRITTEN:
         text = text.replace(written, plain)
     text = _MIXED.sub(" ", text)

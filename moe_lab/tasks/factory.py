@@ -174,6 +174,8 @@ class _Factory(TaskFactory):
     def _load_full_config(
         self, entry: Entry, overrides: dict[str, Any] | None = None
     ) -> dict[str, Any]:
+        """The configuration of a task or group, checked; a task's with the run's documents and
+        form."""
         self._config = {"task": entry.name}
         file = entry.yaml_path
         assert file is not None, "each task is found by its file"
@@ -210,6 +212,7 @@ class _Factory(TaskFactory):
         return as_installed(config)
 
     def _build_task(self, entry: Entry, overrides: dict[str, Any] | None) -> Any:
+        """lm-eval's task, whose documents are read and whose templates work with the first one."""
         task = super()._build_task(entry, overrides)
         read_first_document(task)
         if "class" not in self._config:
@@ -219,6 +222,7 @@ class _Factory(TaskFactory):
     def _build_group(
         self, group_name: str, raw_cfg: dict[str, Any], overrides: Any, registry: Any, *place: Any
     ) -> Group:
+        """lm-eval's group, checked."""
         file = self.group_files.get(group_name)
         if file is not None:  # none: a group inside of another one
             self.checks |= _yaml_checks(group_name, file).check_group(raw_cfg, registry)

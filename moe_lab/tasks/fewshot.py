@@ -36,7 +36,9 @@ def prepare_examples(task: Any) -> None:
         # lm-eval compares these two names, and leaves out the document where they are equal
         task.config.test_split = evaluated
         task.config.fewshot_config.split = evaluated
-    available = len(task.sampler.df) - _draws_one_more(task)
+    available = len(task.sampler.df)
+    if _draws_one_more(task):
+        available -= 1
     if number > available:
         raise TaskError(
             f"num_fewshot={number} is more than the {available} examples that {task.task_name} has."

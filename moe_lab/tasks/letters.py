@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from moe_lab.errors import TaskError
 from moe_lab.models.lm_eval_internals import rendered_template
@@ -103,8 +103,9 @@ def lettered(fields: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]
     choices = [str(choice).strip() for choice in _value(fields["doc_to_choice"], document)]
     if isinstance(text, int):
         gold = text
-        begin, choices = _around_blank(choices)
-        question = f"Question: {begin} {target}"
+        with_blank = _with_blank(choices)
+        choices = with_blank.fillers
+        question = f"Question: {with_blank.beginning} {target}"
     else:
         question = _ASKS.sub("", str(text)).strip()
         gold = _place_of(target, choices, question)
@@ -128,11 +129,17 @@ def lettered(fields: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]
     return {PROMPT: "\n".join(lines), LETTERS: letters, GOLD: gold}
 
 
-def _around_blank(contexts: list[str]) -> tuple[str, list[str]]:
-    """(the beginning that all contexts have with a blank after it, what each of them fills in).
+class _ContextWithBlank(NamedTuple):
+    """Contexts that differ in the filler of a blank alone, as WinoGrande has them."""
 
-    WinoGrande's contexts differ in the filler of a blank alone.
-    """
+    beginning: str
+    """What all contexts begin with, and a blank `_` after it."""
+    fillers: list[str]
+    """What each context has in place of the blank."""
+
+
+def _with_blank(contexts: list[str]) -> _ContextWithBlank:
+    """The contexts as one with a blank, after the last word that all of them begin with."""
     words_of_contexts = [context.split(" ") for context in contexts]
     beginning = []
     for words in zip(*words_of_contexts, strict=False):
@@ -140,7 +147,7 @@ def _around_blank(contexts: list[str]) -> tuple[str, list[str]]:
             break
         beginning.append(words[0])
     fillers = [" ".join(words[len(beginning) :]) for words in words_of_contexts]
-    return " ".join([*beginning, "_"]), fillers
+    return _ContextWithBlank(" ".join([*beginning, "_"]), fillers)
 
 
 def _place_of(target: Any, choices: list[str], question: str) -> int:

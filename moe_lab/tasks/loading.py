@@ -34,8 +34,11 @@ T = TypeVar("T")
 
 @contextmanager
 def task_cache() -> Iterator[None]:
-    """Within this context `load_tasks` returns the same objects for equal settings: a grid reads
-    each data set once."""
+    """Within this context `load_tasks` returns the same objects for equal settings, and `once` the
+    same values for equal keys: a grid reads each data set once.
+
+    An inner context begins with nothing.
+    """
     global _cache
     if _cache is None:
         forget_edited_code()

@@ -141,8 +141,8 @@ def load_fresh(path: str, name: str | None = None, **options: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress bars of `datasets`, and without its log of errors that are raised,
-    too."""
+    """Inside the context `datasets` shows no progress bars, and does not log the errors that it
+    raises."""
     log = logging.getLogger("datasets")
     silent = are_progress_bars_disabled()
     level = log.level

@@ -21,7 +21,7 @@ def failure_message(failures: Sequence[MetricFailure]) -> str:
     first, *others = failures
     lines = [f"A metric could not be computed: {first}."]
     if others:
-        names = ", ".join(f"{other.metric} of {other.task}" for other in others[:5])
+        names = ", ".join(f"{failure.metric} of {failure.task}" for failure in others[:5])
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         lines.append(f"Neither could {names}{more}.")
     return "\n".join(lines)
@@ -53,17 +53,18 @@ def metric_failures(
 
 def _patch(patched: Any, attributes: Mapping[str, Any], restored: ExitStack) -> None:
     """Set attributes of an object until the stack is closed."""
-    own = {name: vars(patched)[name] for name in attributes if name in vars(patched)}
+    before = {name: vars(patched)[name] for name in attributes if name in vars(patched)}
     for name, value in attributes.items():
         setattr(patched, name, value)
-    restored.callback(_restore, patched, attributes, own)
+    restored.callback(_restore, patched, attributes, before)
 
 
-def _restore(patched: Any, attributes: Iterable[str], own: Mapping[str, Any]) -> None:
+def _restore(patched: Any, attributes: Iterable[str], before: Mapping[str, Any]) -> None:
+    """Undo `_patch`: an object has the attributes `before` again, and others of its class."""
     for name in attributes:
         delattr(patched, name)
-        if name in own:
-            setattr(patched, name, own[name])
+        if name in before:
+            setattr(patched, name, before[name])
 
 
 def without_failed_values(

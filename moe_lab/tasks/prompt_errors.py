@@ -46,7 +46,8 @@ def _check_all_are_asked(
     asked = {instance.doc_id for instance in task.instances}
     shared = {key: options[key] for key in ("limit", "rank", "world_size") if options.get(key)}
     count = len(numbers or evaluated_documents(task))
-    if len(asked) == len(list(create_iterator(range(count), **shared))):
+    expected = list(create_iterator(range(count), **shared))
+    if len(asked) == len(expected):
         return
     for place, document in task.doc_iterator(samples=samples, **shared):
         if place in asked:

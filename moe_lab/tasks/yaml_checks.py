@@ -140,7 +140,11 @@ class YamlChecks:
             checks = YamlChecks(full_name, self.file, self.strict, root=("task", number))
             checks.check_settings(member)
             defined[full_name] = checks
-        scores = config.get("aggregate_metric_list") or []
+        self._check_group_scores(config.get("aggregate_metric_list") or [])
+        return defined
+
+    def _check_group_scores(self, scores: Any) -> None:
+        """Raise TaskError for a score of a group that is neither a mean nor a function."""
         if isinstance(scores, dict):
             scores = [scores]
         for number, score in enumerate(scores):
@@ -152,7 +156,6 @@ class YamlChecks:
                     "aggregate_metric_list",
                     number,
                 )
-        return defined
 
     def check_group_metrics(self, metrics: Iterable[str], reported: Container[str]) -> None:
         """Raise TaskError for a metric of a group that none of its tasks reports: the group would
@@ -194,6 +197,7 @@ class YamlChecks:
             self._check_filter_list(config["filter_list"])
 
     def _check_keys(self, given: Any, known: Iterable[str], *place: str | int) -> None:
+        """Raise TaskError for a value that is no mapping, and for a key of it that is not known."""
         if not isinstance(given, dict):
             raise self.error(f"{given!r}: keys and values are expected.", *place)
         for key in given:
@@ -202,6 +206,7 @@ class YamlChecks:
                 raise self.error(f"lm-eval knows no key {key}.{close}", *place, key)
 
     def _check_template(self, key: str, template: Any) -> None:
+        """Raise TaskError for a text that is no jinja template. Other values are not checked."""
         if not isinstance(template, str):
             return
         try:
@@ -210,6 +215,7 @@ class YamlChecks:
             raise self.error(f"{key} is no jinja template: {first_line(error)}.", key) from error
 
     def _check_examples(self, examples: Any) -> None:
+        """Raise TaskError for an impossible `fewshot_config`."""
         self._check_keys(examples, FEWSHOT_KEYS, "fewshot_config")
         sampler = examples.get("sampler", "default")
         if isinstance(sampler, str) and sampler not in SAMPLER_REGISTRY:
@@ -219,6 +225,7 @@ class YamlChecks:
             )
 
     def _check_metrics(self, config: dict[str, Any], kind: str) -> None:
+        """Raise TaskError for an impossible `metric_list`."""
         if not isinstance(config["metric_list"], list):
             raise self.error("metric_list: a list of metrics is expected.", "metric_list")
         for number, settings in enumerate(config["metric_list"]):
@@ -235,6 +242,7 @@ class YamlChecks:
                 self._check_spelling(settings, place)
 
     def _check_aggregation(self, settings: dict[str, Any], place: tuple[str | int, ...]) -> None:
+        """Raise TaskError for a metric whose aggregation is missing or unknown."""
         metric = settings["metric"]
         aggregation = settings.get("aggregation")
         if "aggregation" not in settings and aggregation_of_metric(_named(metric)) is None:
@@ -270,8 +278,10 @@ class YamlChecks:
         if not self.strict:
             return
         of_texts = kind == "generate_until"
-        own = callable(settings.get("aggregation")) or not registered
-        if metric not in computed and not (of_texts and own):
+        # lm-eval computes any function of generated texts, and metrics of `evaluate`
+        is_any_metric = callable(settings.get("aggregation")) or not registered
+        is_computed = metric in computed or (of_texts and is_any_metric)
+        if not is_computed:
             raise self.error(
                 f"lm-eval does not compute metric {_named(metric)} for output_type={kind}.\n"
                 f"It computes {', '.join(computed)}; for others write a process_results.",
@@ -294,6 +304,7 @@ class YamlChecks:
                 )
 
     def _check_filter_list(self, ensembles: Any) -> None:
+        """Raise TaskError for an impossible `filter_list`."""
         if not isinstance(ensembles, list):
             raise self.error("filter_list: a list of filters is expected.", "filter_list")
         names = sorted(filter_registry)
@@ -360,6 +371,7 @@ def _evaluate_has(metric: str) -> bool:
 
 
 def _named(function: Any) -> str:
+    """The name of a function; a text itself."""
     return str(getattr(function, "__name__", function))
 
 

@@ -18,6 +18,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import GenerationConfig
 
 from moe_lab import RoE
+from moe_lab.engine.custom_generate import _without_padding
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.sampling import (
@@ -473,6 +474,13 @@ def test_returned_scores_of_an_ensemble_add_up_to_its_log_likelihood(olmoe, toke
     assert float(steps.sum()) == pytest.approx(whole, abs=1e-3)
     plain = RoE(olmoe, tokenizer, n=1).loglikelihood("hello", generated.texts[0])
     assert abs(whole - plain) > 1e-2, "the ensemble is not the base model"
+
+
+@pytest.mark.parametrize("mask", [torch.ones(3), torch.ones(2, 2), torch.tensor([[1, 0, 1]] * 2)])
+def test_a_mask_that_is_not_one_of_left_padding_is_refused(mask):
+    ids = torch.tensor([[1, 2, 3], [3, 4, 5]])
+    with pytest.raises(ValueError, match="on the left"):
+        _without_padding(ids, {"attention_mask": mask})
 
 
 def test_padding_on_the_right_and_other_models_are_refused(olmoe, tokenizer):

@@ -236,9 +236,11 @@ class TokenTree:
         self.context = context
         self.cached = cached
         self.ids = list(context[cached:])
+        """The token of each node."""
         self.chain = len(self.ids)
         """Nodes of the context; those of the continuations follow."""
         self.parents = list(range(-1, self.chain - 1))
+        """The node before each node; -1 for the first one."""
         self.paths: list[list[int]] = []
         """Per continuation: the node after which each of its tokens is predicted."""
         children: dict[tuple[int, int], int] = {}
@@ -255,7 +257,9 @@ class TokenTree:
             self.paths.append(path)
             logit_nodes.update(path)
         self.logit_nodes = sorted(logit_nodes)
+        """The nodes after which a token is predicted; none without continuations."""
         self.positions = list(range(cached, cached + self.chain))
+        """The index of each node's token in its text."""
         for parent in self.parents[self.chain :]:
             self.positions.append(self.positions[parent] + 1)
 

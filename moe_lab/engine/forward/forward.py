@@ -192,7 +192,8 @@ class EnsembleForward:
         return result.logits_MnV
 
     def run(self, tokens: Tokens, cache: KVCache) -> PassResult:
-        """The same pass, without counting its tokens and without dropping slots of the cache."""
+        """A pass as in `__call__`, without counting its tokens and without dropping the slots of
+        noisy samples from the cache."""
         routing = self.ensemble.routing
         n = self.ensemble.n
         M = len(tokens.logit_positions_M)

@@ -86,8 +86,8 @@ class Fork:
         return torch.cat([visible_BRK[..., :-S], new_BRS, self.itself_BRN], dim=-1)
 
     def visible_in_place(self, visible_B1K: Tensor, slot: Tensor) -> Tensor:
-        """bool [B, R, K]: `visible` for one new token of each sequence at `slot` of a fixed cache,
-        then its samples."""
+        """bool [B, R, K]: `visible` for a fixed cache of K slots, in which each sequence has its
+        one new token at `slot`, and the noisy samples of it in the slots after that."""
         R = self.source_BR.shape[1]
         K = visible_B1K.shape[-1]
         from_slot_K = torch.arange(K, device=slot.device) - slot
@@ -183,6 +183,7 @@ class CleanHistory:
         self._fork: Fork | None = None
 
     def install(self, stack: ExitStack) -> None:
+        """Register the hooks until the stack is closed."""
         for layer in self.window_of:
             hook = layer.register_forward_pre_hook(self._before_layer, with_kwargs=True)
             stack.callback(hook.remove)
@@ -209,6 +210,7 @@ class CleanHistory:
     def _before_layer(
         self, layer: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:
+        """(no positional arguments, the layer's inputs with samples, by name); None: unchanged."""
         if self._fork is None:
             return None
         inputs = self._per_token(layer_inputs(layer, args, kwargs))
@@ -235,6 +237,7 @@ class OwnHistory:
         """Of this pass; None for a pass without noise."""
 
     def install(self, stack: ExitStack) -> None:
+        """Register the hooks until the stack is closed."""
         for layer in self.layers:
             hook = layer.register_forward_pre_hook(self._before_layer, with_kwargs=True)
             stack.callback(hook.remove)
@@ -285,6 +288,7 @@ class OwnHistory:
     def _before_layer(
         self, layer: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:
+        """(no positional arguments, the layer's inputs with samples, by name); None: unchanged."""
         if self._per_token is None:
             return None
         inputs = self._per_token(layer_inputs(layer, args, kwargs))

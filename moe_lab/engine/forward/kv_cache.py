@@ -38,6 +38,7 @@ class KVLayer(CacheLayerMixin):
         """Slots that attention gets of a fixed cache."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the buffers, for a batch, heads and dtype like these."""
         self.dtype = key_states.dtype
         self.device = key_states.device
         self.keys = self._buffer(key_states)
@@ -45,6 +46,8 @@ class KVLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _buffer(self, like: Tensor) -> Tensor:
+        """An empty buffer [B, H, capacity, D] with the shape and dtype of this tensor [B, H, S,
+        D]."""
         batch, heads, _, head_dim = like.shape
         return like.new_empty(batch, heads, self.capacity, head_dim)
 
@@ -70,11 +73,13 @@ class KVLayer(CacheLayerMixin):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def _grow(self, needed: int) -> None:
+        """Enlarge the buffers, by half at least, to hold the needed number of slots."""
         self.capacity = max(needed, self.capacity + self.capacity // 2)
         self.keys = self._grown(self.keys)
         self.values = self._grown(self.values)
 
     def _grown(self, old: Tensor) -> Tensor:
+        """A buffer of the new capacity with the slots in use of an old one."""
         new = self._buffer(old)
         new[:, :, : self.length] = old[:, :, : self.length]
         return new
@@ -261,11 +266,13 @@ class Store:
         self._kept: dict[Hashable, Any] = {}
 
     def add(self, key: Hashable, value: Any) -> None:
+        """Keep a value, if there is room and the key has none yet."""
         if key not in self._kept and self.nbytes + value.nbytes <= self.limit:
             self._kept[key] = value
             self.nbytes += value.nbytes
 
     def get(self, key: Hashable) -> Any:
+        """The value of a key; None without one."""
         return self._kept.get(key)
 
 

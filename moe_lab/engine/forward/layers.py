@@ -286,6 +286,7 @@ class WindowHooks:
         self._masks: LayerMasks | None = None
 
     def install(self, stack: ExitStack) -> None:
+        """Register the hooks until the stack is closed."""
         for layer, window in self._limited:
             hook = partial(self._before_layer, window)
             stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
@@ -297,6 +298,8 @@ class WindowHooks:
     def _before_layer(
         self, window: AttentionWindow, layer: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:
+        """(no positional arguments, the layer's inputs with the mask of its window); None:
+        unchanged."""
         if self._masks is None:
             return None
         inputs = layer_inputs(layer, args, kwargs)

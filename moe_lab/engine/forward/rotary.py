@@ -65,6 +65,7 @@ class RotaryHooks:
         return self.kind(length) != self.kind(length - 1) and drops_cache(self._model, length)
 
     def install(self, stack: ExitStack) -> None:
+        """Register the hooks until the stack is closed."""
         for module in self._modules:
             hook = module.register_forward_hook(self._after_rotary, with_kwargs=True)
             stack.callback(hook.remove)
@@ -79,11 +80,14 @@ class RotaryHooks:
         self._lengths = lengths
 
     def _reset(self) -> None:
+        """Let the modules forget the longest text so far."""
         for module in self._modules:
             for layer_type in _layer_types(module):
                 _forget(module, layer_type)
 
     def _after_rotary(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
+        """The output of a rotary module, with each sequence's embeddings from a pass over texts of
+        its own kind."""
         if self._lengths is None:
             return output
         inputs = layer_inputs(module, args, kwargs)
@@ -128,6 +132,7 @@ def forget_lengths(model: nn.Module) -> None:
 
 
 def _is_rotary(module: nn.Module) -> bool:
+    """Whether a module computes rotary embeddings of positions."""
     buffers = [name for name, _ in module.named_buffers(recurse=False)]
     has_frequencies = any(name.endswith("inv_freq") for name in buffers)
     return has_frequencies and "position_ids" in argument_names(type(module).forward)
@@ -178,6 +183,7 @@ def _forget(module: nn.Module, layer_type: dict[str, str]) -> None:
 
 
 def _device(module: nn.Module) -> torch.device:
+    """The device of a rotary module's frequencies."""
     return next(
         tensor.device for name, tensor in module.named_buffers() if name.endswith("inv_freq")
     )

@@ -171,12 +171,16 @@ class NeighbourLoss:
 
     def _of_answers(self, logits_AV: Tensor, suffixes: list[PromptSuffix]) -> Tensor:
         """[pairs of a pass]: the loss of each right answer, the mean over its tokens."""
+        device = logits_AV.device
         answers = [suffix.tree.continuations[0] for suffix in suffixes]
-        target_A = torch.tensor(list(chain.from_iterable(answers)), device=logits_AV.device)
+        target_A = torch.tensor(list(chain.from_iterable(answers)), device=device)
         size_P = torch.tensor([len(answer) for answer in answers])
-        pair_A = torch.arange(len(answers)).repeat_interleave(size_P).to(logits_AV.device)
-        loss_A = self._loss_of_tokens(logits_AV, target_A) / size_P.to(logits_AV.device)[pair_A]
-        return loss_A.new_zeros(len(answers)).index_add(0, pair_A, loss_A)
+        pair_A = torch.arange(len(answers)).repeat_interleave(size_P).to(device)
+        size_A = size_P.to(device)[pair_A]
+        loss_A = self._loss_of_tokens(logits_AV, target_A)
+        # each token's part of its answer's mean
+        part_A = loss_A / size_A
+        return part_A.new_zeros(len(answers)).index_add(0, pair_A, part_A)
 
     @torch.no_grad()
     def value(self, pathways: Pathways, relax: str) -> Tensor:

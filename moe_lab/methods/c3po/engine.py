@@ -90,6 +90,8 @@ class PathwayEngine(Engine):
     def score(
         self, requests: list[ScoringRequest], on_scores: Callable[[int, Scores], None]
     ) -> None:
+        """Score all requests, a batch of `AT_ONCE` after the other. The operations of the first
+        batch are counted."""
         for start in range(0, len(requests), AT_ONCE):
             batch = requests[start : start + AT_ONCE]
             if self.counted["flops_questions"]:
@@ -108,6 +110,7 @@ class PathwayEngine(Engine):
         decoding: Decoding,
         on_done: Callable[[GenerationState], None],
     ) -> None:
+        """Continue all prompts, each with its own pathway, a batch of `AT_ONCE` after the other."""
         for start in range(0, len(states), AT_ONCE):
             batch = states[start : start + AT_ONCE]
             prompts = [state.prompt for state in batch]

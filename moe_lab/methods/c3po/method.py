@@ -57,8 +57,8 @@ def named_layers(given: Any, count: int) -> list[int]:
         layers = []
         for part in str(given).split("+"):
             layers += _layers_of_part(given, part, count)
-    has_others = any(not isinstance(layer, int) or not 0 <= layer < count for layer in layers)
-    if has_others or not layers or len(set(layers)) < len(layers):
+    are_layers = all(isinstance(layer, int) and 0 <= layer < count for layer in layers)
+    if not layers or not are_layers or len(set(layers)) < len(layers):
         raise ConfigError(
             f"method.layers={given}: the model has MoE layers 0 to {count - 1}, and each may be "
             "named once."
@@ -197,6 +197,7 @@ class C3PO(ReferenceMethod):
     def report(
         self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
     ) -> dict[str, Any]:
+        """The method's block of results.json."""
         settings = self.config
         block = {key: getattr(settings, key) for key in REPORTED}
         block["upper_bound"] = settings.optimizer == "oracle"

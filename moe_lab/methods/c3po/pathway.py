@@ -68,20 +68,20 @@ class Pathways:
     def copy(self, parameters: str | None = None) -> Pathways:
         """The same pathways with separate parameters; `parameters` (default: the same) says of
         which kind."""
-        other = object.__new__(Pathways)
-        other.__dict__.update(self.__dict__, theta=self.theta.detach().clone().requires_grad_())
+        copy = object.__new__(Pathways)
+        copy.__dict__.update(self.__dict__, theta=self.theta.detach().clone().requires_grad_())
         if parameters not in (None, self.parameters):
-            other.parameters = parameters
-            other.set_core(self.core_probs())
-        return other
+            copy.parameters = parameters
+            copy.set_core(self.core_probs())
+        return copy
 
     def on(self, device: torch.device) -> Pathways:
         """The same pathways on a device, with separate parameters."""
-        other = self.copy()
+        copy = self.copy()
         for name in ("clean_NWLE", "core", "relaxed", "mass_NWL1"):
-            setattr(other, name, getattr(self, name).to(device))
-        other.theta = self.theta.detach().to(device, copy=True).requires_grad_()
-        return other
+            setattr(copy, name, getattr(self, name).to(device))
+        copy.theta = self.theta.detach().to(device, copy=True).requires_grad_()
+        return copy
 
     def core_probs(self) -> Tensor:
         """[N, W, L, C]: probabilities of the core experts."""

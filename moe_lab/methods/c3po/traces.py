@@ -117,6 +117,7 @@ def numbers(tensor: Tensor) -> Any:
 
 
 def _rounded(value: Any) -> Any:
+    """A number with `DIGITS` significant digits, None for NaN; lists number by number."""
     if isinstance(value, list):
         return [_rounded(item) for item in value]
     if math.isnan(value):

@@ -142,6 +142,8 @@ class MoeDesignModel(MoeDesignPreTrainedModel, DeepseekModel):
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> Any:
+        """As OLMoE's. Raises ValueError for inputs without token ids, which only token choice
+        takes."""
         if self.units is not None:
             real_BS = _real(input_ids, attention_mask)
             layers = range(self.config.num_hidden_layers)

@@ -125,6 +125,7 @@ class HashedWordRouter(UnitTopKRouter):
         self.weight = None
 
     def forward(self, hidden_TH: Tensor, units: Units, cache: Cache | None) -> Decision:
+        """The decision for T tokens: logits of 0, equal weights, and K experts by the hash."""
         id_T = self.of_first_token(units.id_BS[..., None], units, cache).flatten()
         zero_T = torch.zeros_like(id_T)
         layer_L = torch.tensor([self.layer], device=id_T.device)
@@ -141,11 +142,14 @@ def last_kind(cache: Cache | None, layer: int) -> Tensor | None:
     """
     if cache is None:
         return None
-    if len(cache.layers) <= layer or not isinstance(
+    has_place = len(cache.layers) > layer and isinstance(
         cache.layers[layer], LinearAttentionAndFullAttentionLayer
-    ):
+    )
+    if not has_place:
         raise ValueError("Word and sentence routers need cache=DynamicCache(config=model.config).")
-    return cache.get_conv_state(layer)[:, 0] if cache.has_previous_state(layer) else None
+    if not cache.has_previous_state(layer):
+        return None
+    return cache.get_conv_state(layer)[:, 0]
 
 
 _ROUNDING = 1e-6

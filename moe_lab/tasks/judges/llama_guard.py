@@ -26,6 +26,7 @@ class LlamaGuard(LocalJudge):
     default = "meta-llama/Llama-Guard-3-8B"
 
     def _identity(self) -> dict[str, Any]:
+        """The model, and its chat template. Raises ConfigError without one."""
         template = self.tokenizer.chat_template
         if not isinstance(template, str):
             raise ConfigError(
@@ -51,6 +52,7 @@ class LlamaGuard(LocalJudge):
         raise ConfigError("The guard's chat template does not show the prompt and the answer.")
 
     def judge(self, exchanges: Sequence[Exchange]) -> Iterator[Verdict]:
+        """The verdicts in order: whether the first generated word is "unsafe"."""
         from transformers import AutoModelForCausalLM, pipeline
 
         self.tokenizer.padding_side = "left"

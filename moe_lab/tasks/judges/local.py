@@ -71,6 +71,7 @@ class LocalJudge(Judge):
         return model_folder(self.model, offline=self.config.offline, weights=True)
 
     def check(self) -> None:
+        """Raises ConfigError or ModelError for a model that is not available."""
         super().check()
         check_has_weights(self.model, offline=self.config.offline)
         if self.config.offline or self.is_folder:

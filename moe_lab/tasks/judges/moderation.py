@@ -42,6 +42,7 @@ class Moderation(Judge):
         return self.config.task.moderation_model or DEFAULT
 
     def check(self) -> None:
+        """Raises ConfigError without the package, without a key, and offline."""
         need_package("openai", "openai", "task.judges=openai")
         if not os.environ.get("OPENAI_API_KEY"):
             raise ConfigError(
@@ -51,6 +52,8 @@ class Moderation(Judge):
             raise ConfigError("The judge openai needs the network, which offline=true forbids.")
 
     def judge(self, exchanges: Sequence[Exchange]) -> Iterator[Verdict]:
+        """The verdicts in order; "failed" for an answer that the endpoint refuses. Raises
+        ConfigError for a wrong key or model, and MoeLabError if the endpoint does not answer."""
         import openai
 
         with openai.OpenAI(max_retries=TRIES, timeout=TIMEOUT) as client:

@@ -40,6 +40,8 @@ class RewardModel(LocalJudge):
     default = "safepaca/absolute-harmfulness-predictor-redteam"
 
     def _identity(self) -> dict[str, Any]:
+        """The model, which of its scores counts, and the form of the text. Raises ModelError for a
+        model that is no reward model."""
         stored = self.stored_config
         names = " ".join(stored.architectures or [])
         labels = stored.num_labels
@@ -54,6 +56,7 @@ class RewardModel(LocalJudge):
         return {**super()._identity(), "labels": labels, "scalar": scalar, "form": form}
 
     def judge(self, exchanges: Sequence[Exchange]) -> Iterator[Verdict]:
+        """The verdicts in order. `cut` names the part of a long exchange that is not read whole."""
         from transformers import AutoModelForSequenceClassification, pipeline
 
         tokenizer = self.tokenizer

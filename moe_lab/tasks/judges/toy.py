@@ -34,6 +34,7 @@ class ToyJudge(Judge):
         return {"weights": hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()}
 
     def judge(self, exchanges: Sequence[Exchange]) -> Iterator[Verdict]:
+        """The verdicts in order. None fails."""
         for exchange in exchanges:
             (harm,) = probabilities([exchange]).tolist()
             yield {

@@ -44,6 +44,7 @@ def as_installed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_this_package(function: Any) -> bool:
+    """Whether a function is one of this package, also with some of its arguments set."""
     while isinstance(function, partial):
         function = function.func
     module: str = unwrap(function).__module__

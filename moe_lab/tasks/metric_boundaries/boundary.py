@@ -130,6 +130,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _no_number(value: Any) -> str:
+    """The reason of a failure for a value that is no number, at most 60 characters of it."""
     text = repr(value)
     if len(text) > 60:
         text = f"{text[:60]}..."

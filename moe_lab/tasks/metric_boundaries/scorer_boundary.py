@@ -30,6 +30,7 @@ class ScorerBoundary(Boundary):
         """The scorers that `process_results` was asked for, each once for each document."""
 
     def patches(self) -> Patches:
+        """The methods of the task and of its scorers that run inside the boundary."""
         of_task = {"apply_filters": self.apply_filters, "process_results": self.process_results}
         patches: Patches = [(self._task, of_task)]
         for scorer in self._task.scorers:
@@ -42,6 +43,7 @@ class ScorerBoundary(Boundary):
         return patches
 
     def apply_filters(self) -> Any:
+        """lm-eval's `apply_filters`. A filter that fails gives FAILED for all documents."""
         task = self._task
         if type(task).apply_filters is not Task.apply_filters:
             return self._filter_task()
@@ -129,6 +131,7 @@ class ScorerBoundary(Boundary):
         return scored
 
     def _scored_document(self, scorer: Any, number: int, instances: list[Any]) -> Any:
+        """lm-eval's scores of a document; NaN for those that fail."""
         for instance in instances:
             if any(response is FAILED for response in instance.filtered_resps[scorer.name]):
                 return _scored(number, instances, self._all_failed(scorer))

@@ -37,6 +37,7 @@ class TaskBoundary(Boundary):
         """The number of filters of a metric that were aggregated so far."""
 
     def patches(self) -> Patches:
+        """The methods of the task that run inside the boundary."""
         replaced = {
             "apply_filters": self.apply_filters,
             "process_results": self.process_results,
@@ -45,6 +46,7 @@ class TaskBoundary(Boundary):
         return [(self._task, replaced)]
 
     def apply_filters(self) -> Any:
+        """lm-eval's `apply_filters`. A filter that fails gives FAILED for all documents."""
         task = self._task
         if type(task).apply_filters not in (Task.apply_filters, ConfigurableTask.apply_filters):
             return self._filter_task()
@@ -121,6 +123,8 @@ class TaskBoundary(Boundary):
     def _guarded(
         self, metric: str, function: Callable[[list[Any]], Any]
     ) -> Callable[[list[Any]], Any]:
+        """The function of a metric, which returns NaN where it fails."""
+
         @wraps(function)
         def score(values: list[Any]) -> Any:
             filter_name = self._filters[metric][self._aggregated[metric]]

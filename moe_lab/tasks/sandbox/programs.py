@@ -108,19 +108,19 @@ def run_programs(programs: Sequence[str], limits: Limits | None = None) -> list[
 def check_user_limits(limits: Limits) -> None:
     """Raise TaskError if this process may not give a program what it needs, as its own hard limits
     are lower."""
-    needed = {
-        "RLIMIT_CPU": ("seconds of processor time (ulimit -t)", limits.cpu_seconds + 1),
-        "RLIMIT_AS": ("bytes of memory (ulimit -v, in KiB)", limits.memory),
-        "RLIMIT_NPROC": ("processes (ulimit -u)", limits.processes),
-        "RLIMIT_FSIZE": ("bytes of a file (ulimit -f)", limits.file_size),
-        "RLIMIT_NOFILE": ("open files (ulimit -n)", limits.open_files),
-    }
-    for name, (what, least) in needed.items():
-        _, hard = resource.getrlimit(getattr(resource, name))
+    needed = (
+        (resource.RLIMIT_CPU, limits.cpu_seconds + 1, "seconds of processor time (ulimit -t)"),
+        (resource.RLIMIT_AS, limits.memory, "bytes of memory (ulimit -v, in KiB)"),
+        (resource.RLIMIT_NPROC, limits.processes, "processes (ulimit -u)"),
+        (resource.RLIMIT_FSIZE, limits.file_size, "bytes of a file (ulimit -f)"),
+        (resource.RLIMIT_NOFILE, limits.open_files, "open files (ulimit -n)"),
+    )
+    for kind, least, unit in needed:
+        _, hard = resource.getrlimit(kind)
         if hard != resource.RLIM_INFINITY and hard < least:
             raise TaskError(
                 f"Programs that a model wrote cannot be executed within a limit of yours: {hard:,} "
-                f"{what}, and {least:,} are needed.\nRaise it in the shell or in the cluster's "
+                f"{unit}, and {least:,} are needed.\nRaise it in the shell or in the cluster's "
                 "job. predict_only=true only logs the answers."
             )
 

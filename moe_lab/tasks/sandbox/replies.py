@@ -58,6 +58,7 @@ def in_chat(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _filter(name: str, function: Callable) -> dict[str, Any]:
+    """lm-eval's entry of a filter that is a function."""
     return {"name": name, "filter": [{"function": "custom", "filter_fn": function}]}
 
 
@@ -116,6 +117,7 @@ def _parts(reply: str) -> list[str]:
 
 
 def _unindented(text: str, width: int) -> str:
+    """A text without the first `width` blanks of each line."""
     if not width:
         return text
     return re.sub(rf"^[ \t]{{0,{width}}}", "", text, flags=re.MULTILINE)
@@ -138,10 +140,11 @@ def _completed(document: dict[str, Any], part: str) -> str | None:
 
 
 def _missing_definitions(source: str, others: list[str]) -> str:
-    """The definitions of other parts, as text, of names that a program uses and does not have."""
+    """The definitions of other parts, as text, of names that a program uses and does not have;
+    empty if it needs none."""
     known: dict[str, str] = {}
-    for other in others:
-        for name, text in _definitions(other):
+    for part in others:
+        for name, text in _definitions(part):
             known.setdefault(name, text)
     added = ""
     while True:
@@ -204,6 +207,7 @@ def _bound_by(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def _statements(source: str) -> list[ast.stmt] | None:
+    """The statements of a source; None if it is no Python."""
     try:
         return ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -241,6 +245,8 @@ def _is_stub(function: ast.FunctionDef) -> bool:
 
 
 def _does_nothing(statement: ast.stmt) -> bool:
+    """Whether a statement is `pass`, a constant such as a docstring, or `raise
+    NotImplementedError`."""
     if isinstance(statement, ast.Pass):
         return True
     if isinstance(statement, ast.Expr):

@@ -13,6 +13,7 @@ from moe_lab.tasks.toy.world import answer, generator
 
 
 def _problems(rng: random.Random) -> str:
+    """One or two word problems with their worked steps."""
     problems = []
     for _ in range(rng.choice((1, 1, 1, 1, 2))):
         problem = word_problem("train", rng)
@@ -21,6 +22,7 @@ def _problems(rng: random.Random) -> str:
 
 
 def _questions(rng: random.Random) -> str:
+    """One to five questions about the world with their answers."""
     questions = []
     for subject, path in rng.choices(keys("train"), k=rng.randint(1, 5)):
         text = rng.choice(wordings(path)).format(s=subject)

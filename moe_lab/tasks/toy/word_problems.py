@@ -69,6 +69,7 @@ class Problem:
 
 
 def _buy(problem: Problem) -> bool:
+    """A larger amount by 2 to 60."""
     k = problem.rng.randint(2, 60)
     if problem.amount + k > MOST:
         return False
@@ -78,6 +79,7 @@ def _buy(problem: Problem) -> bool:
 
 
 def _lose(problem: Problem) -> bool:
+    """A smaller amount by 2 to 60."""
     if problem.amount < 4:
         return False
     k = problem.rng.randint(2, min(60, problem.amount - 1))
@@ -87,6 +89,7 @@ def _lose(problem: Problem) -> bool:
 
 
 def _times(problem: Problem) -> bool:
+    """Another person has 2 to 6 times as many."""
     k = problem.rng.randint(2, 6)
     if problem.amount * k > MOST:
         return False
@@ -98,6 +101,7 @@ def _times(problem: Problem) -> bool:
 
 
 def _share(problem: Problem) -> bool:
+    """One of 2 to 6 equal piles."""
     divisors = [k for k in range(2, 7) if problem.amount % k == 0 and problem.amount > k]
     if not divisors:
         return False
@@ -108,6 +112,7 @@ def _share(problem: Problem) -> bool:
 
 
 def _bags(problem: Problem) -> bool:
+    """Some bags with the same number in each."""
     k = problem.rng.randint(2, 9)
     m = problem.rng.randint(2, 12)
     if problem.amount + k * m > MOST:
@@ -118,6 +123,7 @@ def _bags(problem: Problem) -> bool:
 
 
 def _together(problem: Problem) -> bool:
+    """The sum with another person, who has more or fewer: an ending."""
     k = problem.rng.randint(2, 40)
     more = problem.rng.random() < 0.5 or problem.amount - k < 2
     if 2 * problem.amount + k > MOST:
@@ -132,6 +138,7 @@ def _together(problem: Problem) -> bool:
 
 
 def _price(problem: Problem) -> bool:
+    """The price of all: an ending."""
     k = problem.rng.randint(2, 6)
     if problem.amount * k > MOST or problem.thing == "coins":
         return False

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 # Reproducible randomness
 
@@ -42,16 +43,16 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-PEOPLE = tuple(
-    first + second
-    for first in words("Ma To Li Be Sa Ru Ke No Da Fi Jo Ha Ve Pi Zu Ga")
-    for second in words("ra lo na mi ven rik sa do bel tan")
+def joined_words(beginnings: str, ends: str) -> tuple[str, ...]:
+    """Every beginning with every end, as one word."""
+    pairs = product(words(beginnings), words(ends))
+    return tuple(beginning + end for beginning, end in pairs)
+
+
+PEOPLE = joined_words(
+    "Ma To Li Be Sa Ru Ke No Da Fi Jo Ha Ve Pi Zu Ga", "ra lo na mi ven rik sa do bel tan"
 )
-TOWNS = tuple(
-    first + second
-    for first in words("Elm Ash Oak Fern Stone")
-    for second in words("ford wick ham dale")
-)
+TOWNS = joined_words("Elm Ash Oak Fern Stone", "ford wick ham dale")
 JOBS = words("baker farmer doctor teacher sailor tailor miller potter smith painter hunter singer")
 PETS = words("cat dog horse goat duck hen sheep rabbit crow pony")
 COLOURS = words("red blue green yellow black white brown purple pink grey")

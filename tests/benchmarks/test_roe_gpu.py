@@ -76,6 +76,7 @@ def test_noise_adds_few_operations_to_a_layer_and_to_a_step():
 
     `python -m benchmarks.step` counts them.
     """
-    four, two = (operations(layers, 1, 3) - operations(layers, 1, 1) for layers in (8, 6))
+    four = operations(8, 1, 3) - operations(8, 1, 1)
+    two = operations(6, 1, 3) - operations(6, 1, 1)
     assert (four - two) / 2 <= 8
     assert two <= 82

@@ -347,6 +347,7 @@ def test_equal_runs_do_not_differ_and_other_documents_have_no_difference():
     difference = differences(equal_scores, equal_scores)["x"]
     assert difference["difference"] == 0.0
     assert difference["ci95"][0] < 0 < difference["ci95"][1], "Tango's interval has a width"
-    groups_of_4, groups_of_5 = (left_out(np.ones((count, 1, E), dtype=int)) for count in (4, 5))
+    groups_of_4 = left_out(np.ones((4, 1, E), dtype=int))
+    groups_of_5 = left_out(np.ones((5, 1, E), dtype=int))
     assert differences(groups_of_4, groups_of_5) == {}
     assert differences(groups_of_4, {}) == {}

@@ -231,9 +231,8 @@ def paired_perplexity(random: np.random.Generator, n: int) -> tuple[float, Inter
     words = random.integers(20, 200, n)
     base = words * random.normal(2, 0.4, n)
     changed = base + words * random.normal(-0.02, 0.1, n)
-    values_a, values_b = (
-        [(-x, int(w)) for x, w in zip(losses, words, strict=True)] for losses in (changed, base)
-    )
+    values_a = [(-x, int(w)) for x, w in zip(changed, words, strict=True)]
+    values_b = [(-x, int(w)) for x, w in zip(base, words, strict=True)]
     return math.exp(1.98) - math.exp(2), interval_of_difference(
         [values_a], [values_b], weighted_perplexity
     )

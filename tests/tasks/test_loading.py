@@ -88,10 +88,8 @@ def test_fewshot_split_is_obeyed(data):
 def test_a_grid_has_both_forms_of_a_task(tmp_path):
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
     with task_cache():
-        chat, plain = (
-            load_task(tmp_path, "humaneval", apply_chat_template=chat_template)
-            for chat_template in (True, False)
-        )
+        chat = load_task(tmp_path, "humaneval", apply_chat_template=True)
+        plain = load_task(tmp_path, "humaneval", apply_chat_template=False)
     assert chat.config.gen_prefix
     assert not plain.config.gen_prefix
 

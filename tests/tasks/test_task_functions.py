@@ -363,9 +363,8 @@ def test_a_fixed_place_of_the_right_answer_is_shuffled_the_same_way_each_time(tm
 def test_what_is_in_letters_already_or_generated_stays_as_it_is(name, tmp_path):
     for split in ("dev", "validation", "test"):
         write_jsonl(tmp_path / "mmlu_virology" / f"{split}.jsonl", [MMLU])
-    letters, text = (
-        load(tmp_path, name, answer=answer, num_fewshot=0) for answer in ("letters", "text")
-    )
+    letters = load(tmp_path, name, answer="letters", num_fewshot=0)
+    text = load(tmp_path, name, answer="text", num_fewshot=0)
     prompts_asked = [
         (
             name_of_task.doc_to_text(name_of_task.task_docs[0]),

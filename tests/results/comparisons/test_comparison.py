@@ -486,7 +486,8 @@ def test_values_that_are_no_numbers_are_not_compared_and_it_is_said(tmp_path, me
     log = samples_of(acc=[0.0, 1.0], **{metric: [value, 1.0]})
     config = {"t": {"metric_list": [{"metric": "acc"}, {"metric": metric}]}}
     scores = {"t": {"acc,none": 0.5, f"{metric},none": 0.5}}
-    a, b = (evaluation(tmp_path, key, {"t": log}, scores=scores, configs=config) for key in "ab")
+    a = evaluation(tmp_path, "a", {"t": log}, scores=scores, configs=config)
+    b = evaluation(tmp_path, "b", {"t": log}, scores=scores, configs=config)
     comparison = compare([a, b])
     assert [score.metric for score in comparison.scores] == ["acc,none"]
     assert any(metric in note for note in comparison.notes)

@@ -168,12 +168,9 @@ def test_the_loaded_model_has_the_numbers_of_the_command(folder, capsys):
 
 
 def test_an_example_has_at_most_twenty_lines():
-    long = [
-        name
-        for name, text in programs().items()
-        if len([t for t in text.splitlines() if t]) > LINES
-    ]
-    assert not long, long
+    for name, program in programs().items():
+        lines = [line for line in program.splitlines() if line]
+        assert len(lines) <= LINES, name
 
 
 def test_the_public_names():

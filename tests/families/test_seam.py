@@ -248,14 +248,17 @@ PAGE = ROOT / "docs" / "models.md"
 
 def row(family) -> str:
     model = small_model(family.model_type)
-    names = [name.split(".")[-1] for name, _ in model.named_modules()]
-    shared = {"shared_expert", "shared_experts", "shared_mlp"} & {*names}
+    module_names = {name.split(".")[-1] for name, _ in model.named_modules()}
+    noise = family.rule.noise
+    if family.bias:
+        noise += " + bias"
+    has_shared_experts = {"shared_expert", "shared_experts", "shared_mlp"} & module_names
     cells = (
         family.name,
         f"`{family.model_type}`",
         family.rule.text,
-        family.rule.noise + (" + bias" if family.bias else ""),
-        "yes" if shared else "",
+        noise,
+        "yes" if has_shared_experts else "",
         "all" if family.moe_layers is every_layer else "as configured",
         "KV cache" if runs_on_kv_cache(model) else "recurrent",
     )

@@ -256,15 +256,13 @@ def test_what_is_trained_on_is_not_held_out(made, tmp_path):
     assert data.validation == [conversation(question) for question in "DE"]
     assert data.duplicates == 3
     prepared_data, _ = made(data, warmup_ratio=0.0)
-    message = "left out of the validation data: 3 conversations that are trained on or occur twice"
-    assert prepared_data.notes == [message]
+    note = "left out of the validation data: 3 conversations that are trained on or occur twice"
+    assert prepared_data.notes == [note]
 
     weighted = conversation("A")
     weighted[-1] = {**weighted[-1], "weight": 0}
-    write_jsonl(
-        file,
-        [{"messages": messages} for messages in (conversation("A"), weighted, conversation("B"))],
-    )
+    conversations = [conversation("A"), weighted, conversation("B")]
+    write_jsonl(file, [{"messages": messages} for messages in conversations])
     data = read_data(Config(), str(file), held_out=2)
     assert data.validation == [conversation("B")], "the same texts with other weights"
 
@@ -274,9 +272,8 @@ def test_what_is_trained_on_is_not_held_out(made, tmp_path):
     assert read_data(Config(), str(file), held_out=1).duplicates == 0
     repeated_file = tmp_path / "again.jsonl"
     write_jsonl(repeated_file, [{"messages": conversation("A")}] * 2)
-    with pytest.raises(
-        TaskError, match="validation_size=1 holds out only conversations that are trained on"
-    ):
+    message = "validation_size=1 holds out only conversations that are trained on"
+    with pytest.raises(TaskError, match=message):
         read_data(Config(), str(repeated_file), held_out=1)
 
 

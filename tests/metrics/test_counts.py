@@ -10,7 +10,7 @@ a difference of two runs that is not over the same documents.
 
 import math
 from collections.abc import Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -70,12 +70,10 @@ def seen(
     routes = Routes()
     with observed(lm, routes):
         for kind in ("loglikelihood", "generate_until", "loglikelihood_rolling"):
-            requests = {
-                keys_of([request])[0]: request[1]
-                for d in documents
-                for request in d
-                if request[0] == kind
-            }
+            requests = {}
+            for asked_kind, request in chain.from_iterable(documents):
+                if asked_kind == kind:
+                    requests[request_key(kind, request.args, request.repeat)] = request
             lm.answer(kind, list(requests.values()), lambda index, answer: None)
     return routes
 

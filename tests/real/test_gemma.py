@@ -41,11 +41,11 @@ def answers(folder: Path) -> list[tuple[tuple[Any, ...], Any]]:
     (path,) = folder.glob("runs/*/samples_*.jsonl")
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     first = {line["doc_id"]: line for line in reversed(lines)}
-    return [
-        (tuple(arguments.values()), answer)
-        for line in first.values()
-        for arguments, [answer] in zip(line["arguments"].values(), line["resps"], strict=True)
-    ]
+    pairs = []
+    for line in first.values():
+        for arguments, [answer] in zip(line["arguments"].values(), line["resps"], strict=True):
+            pairs.append((tuple(arguments.values()), answer))
+    return pairs
 
 
 def ask(lm: Any, kind: str, arguments: list[tuple[Any, ...]]) -> list[Any]:

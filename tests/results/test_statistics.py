@@ -275,12 +275,16 @@ def share_of_tokens(random: np.random.Generator, n: int) -> tuple[float, Interva
 def correlation(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     truth = random.uniform(-0.8, 0.8)
     x, y = random.multivariate_normal([0, 0], [[1, truth], [truth, 1]], size=n).T
-    names = ("load_balance", "collaboration", "specialization")
-    lines = [
-        {"capacity": None}
-        | {name: {"value": v} for name, v in zip(names, (a, b, 0.0), strict=True)}
-        for a, b in zip(x, y, strict=True)
-    ]
+    lines = []
+    for balance, together in zip(x, y, strict=True):
+        lines.append(
+            {
+                "capacity": None,
+                "load_balance": {"value": balance},
+                "collaboration": {"value": together},
+                "specialization": {"value": 0.0},
+            }
+        )
     return truth, correlations(lines)[0]["ci95"]
 
 

@@ -78,9 +78,8 @@ def test_the_prompt_and_the_names_to_choose_from(name, tmp_path):
     arguments = [instance.args for instance in task.instances]
     assert {context for context, _ in arguments} == {prompt}
     kind = "ending" if name.startswith("hellaswag") else "answer"
-    assert [answer for _, answer in arguments] == [
-        f" {kind}{number}" for number in range(1, len(arguments) + 1)
-    ]
+    for number, (_, answer) in enumerate(arguments, 1):
+        assert answer == f" {kind}{number}"
     assert task.doc_to_target(task.task_docs[0]) == gold
 
 

@@ -116,8 +116,13 @@ def test_scales_expand_to_overrides_and_an_option_brings_its_own():
     scale = Scale(
         grid={"task": ["a", "b"], "seed": [1, 2]}, cells=[["method=base"]], set=["limit=3"]
     )
-    grid = [[f"task={task}", f"seed={seed}", "limit=3"] for task in "ab" for seed in (1, 2)]
-    assert scale.overrides() == [*grid, ["method=base", "limit=3"]]
+    assert scale.overrides() == [
+        ["task=a", "seed=1", "limit=3"],
+        ["task=a", "seed=2", "limit=3"],
+        ["task=b", "seed=1", "limit=3"],
+        ["task=b", "seed=2", "limit=3"],
+        ["method=base", "limit=3"],
+    ]
     methods = {"method": ["base", ["roe", "tuning=tpe", "seeds=2"]], "task": ["a"]}
     scale = Scale(grid=[methods, {"model.path": [["owner/name", "model.name=x"]]}], set=["limit=3"])
     assert scale.overrides() == [

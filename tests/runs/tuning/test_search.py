@@ -72,8 +72,9 @@ def test_the_untuned_model_is_trial_0_and_other_trials_are_the_samplers():
     search = temperature_search(tuned(), facts())
     assert search.fixed(0) == {f"layer_{layer}": 0.0 for layer in range(1, 7)}
     assert search.fixed(1) is None
-    temperatures = search.temperatures(trial(**{f"layer_{i}": i / 10 for i in range(1, 7)}))
-    assert temperatures == [*(i / 10 for i in range(7)), 0]
+    parameters = {f"layer_{layer}": layer / 10 for layer in range(1, 7)}
+    temperatures = search.temperatures(trial(**parameters))
+    assert temperatures == [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0]
 
 
 def test_uniform_tries_every_step_in_all_layers():

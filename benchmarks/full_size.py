@@ -189,7 +189,7 @@ def report(output: Path, shape: Shape, documents: int, weights: int, peak: int) 
             json.dumps(cost),
         )
         tokens.append(cost["tokens_in"] + cost["tokens_out"])
-    # rows of RoE keep nothing beside the plain model's tokens
+    # rows of RoE keep nothing but the plain model's tokens
     cache = min(tokens) * shape.cache_bytes
     print(f"weights {weights / GIB:.2f} GiB, cache of all tokens at once {cache / GIB:.3f} GiB")
     print(

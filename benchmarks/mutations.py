@@ -148,7 +148,7 @@ def is_text(node: ast.AST) -> bool:
 
 
 class Switches(ast.NodeTransformer):
-    """Puts each replacement behind its switch."""
+    """Puts each replacement into a branch of its switch."""
 
     def __init__(self, chosen: dict[int, list[tuple[int, Any]]]):
         self.chosen = chosen
@@ -285,17 +285,13 @@ def main() -> None:
                     "tier": tier,
                 }
                 file.write(json.dumps(line) + "\n")
-        change = " -> ".join(
-            " ".join(text.split())[:70] for text in (mutation.before, mutation.after)
-        )
-        print(
-            f"{number:3} {known_outcomes[mutation]:8} {mutation.file}:{mutation.line} {mutation.kind}: "
-            f"{change}",
-            flush=True,
-        )
-    print(
-        f"{sum(known_outcomes[mutation] != 'survived' for mutation in drawn)} of {len(drawn)} killed"
-    )
+        before = " ".join(mutation.before.split())[:70]
+        after = " ".join(mutation.after.split())[:70]
+        place = f"{mutation.file}:{mutation.line} {mutation.kind}"
+        result = known_outcomes[mutation]
+        print(f"{number:3} {result:8} {place}: {before} -> {after}", flush=True)
+    killed = sum(known_outcomes[mutation] != "survived" for mutation in drawn)
+    print(f"{killed} of {len(drawn)} killed")
 
 
 if __name__ == "__main__":

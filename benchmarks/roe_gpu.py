@@ -2,7 +2,7 @@
 
     python -m benchmarks.roe_gpu
 
-Batches of 1 and 8 sequences behind prompts of 512 tokens, n = 1, 8, 32, 64 at temperature 0 (all
+Batches of 1 and 8 sequences after prompts of 512 tokens, n = 1, 8, 32, 64 at temperature 0 (all
 rows choose the same experts) and 0.3 (they do not), in all layers but the first two and the last
 two (L=2), against `generate` of
 transformers: time per step, peak memory, energy. With --compiled, also against its static cache

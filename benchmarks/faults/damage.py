@@ -13,10 +13,10 @@ from random import Random
 from benchmarks.faults.kinds import Kind, clear, results_in, scratch
 
 WHOLE = (".lock", ".png", ".svg", ".pdf", ".log")
-"""Suffixes of files that nobody reads."""
+"""Suffixes of files that no command reads."""
 TENSORS = (".safetensors", ".pt")
 MARKERS = ("results.json", "study.json", "training.json", "references.json", "best.yaml")
-"""Files that say that something is finished: without them, what lies beside them is read."""
+"""Files that say that something is finished: without them, what is next to them is read."""
 
 
 def _empty(content: bytes, random: Random) -> bytes:

@@ -2,7 +2,7 @@
 the text alone, or refused.
 
 Broken by: texts that share a pass or a prefix, a routing sample next to another,
-layers that are asked in vain.
+layers that are not recognized.
 """
 
 import copy

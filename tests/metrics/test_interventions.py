@@ -3,8 +3,8 @@ metrics while a model is trained.
 
 Broken by: a masked expert that keeps a share of the softmax, one fewer expert per token,
 noise that depends on what was read together, weights that are not the token's own;
-padding that is counted or seen, a label compared with the token after it, a policy that is told
-of other tokens than those that are read; a training that goes otherwise because it is measured,
+padding that is counted or seen, a label compared with the token after it, a policy that gets
+other tokens than those that are read; a training that goes otherwise because it is measured,
 a measurement that is lost or doubled by a resume, correlations of too few points.
 """
 

@@ -187,7 +187,9 @@ def test_an_empty_text_counts_as_one_of_the_texts():
     low, high = score_interval(texts, weighted_perplexity)  # type: ignore[misc]
     assert low == pytest.approx(np.exp(2))
     assert high == pytest.approx(np.exp(3))
-    low, high = interval_of_difference([texts], [other_texts], weighted_perplexity)  # type: ignore[misc]
+    interval = interval_of_difference([texts], [other_texts], weighted_perplexity)
+    assert interval is not None
+    low, high = interval
     assert low < high < 0
 
 

@@ -200,7 +200,7 @@ def test_intervals_of_earlier_methods_are_made_anew_without_the_model(roe, calls
 
 
 def test_progress_names_each_run(roe, monkeypatch):
-    """Broken by bars of a run and its baseline that nobody can tell apart."""
+    """Broken by bars of a run and its baseline that look the same."""
     titles = []
 
     class Noted(Progress):

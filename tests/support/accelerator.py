@@ -307,9 +307,8 @@ def _count() -> None:
         return
     frames = [frame for frame in traceback.extract_stack() if "/moe_lab/" in frame.filename]
     caller_frame = frames[-1] if frames else traceback.extract_stack()[0]
-    _reads[
-        f"{caller_frame.filename.rpartition('/moe_lab/')[2]}:{caller_frame.lineno} {caller_frame.line}"
-    ] += 1
+    file = caller_frame.filename.rpartition("/moe_lab/")[2]
+    _reads[f"{file}:{caller_frame.lineno} {caller_frame.line}"] += 1
 
 
 @contextmanager

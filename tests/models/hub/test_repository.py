@@ -1,7 +1,7 @@
-"""Models of the hub: revisions and commits, what is fetched, and what is told of a failure.
+"""Models of the hub: revisions and commits, what is fetched, and messages about failures.
 
 Broken by: a revision that is not pinned to its commit, a hub that is asked again or waited for,
-a file that is fetched twice or left out, a failure that is not told as what it is, without
+a file that is fetched twice or left out, a failure whose message names another cause, without
 what to do or with the token.
 """
 

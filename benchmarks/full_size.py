@@ -149,27 +149,21 @@ def run(model: Path, data: Path, output: Path, documents: int, new_tokens: int) 
     """The command as a user types it, in a process of its own; returns its peak resident memory in
     bytes."""
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "moe_lab",
-            "method=roe",
-            "method.n=8",
-            "task=gsm8k",
-            "dtype=bfloat16",
-        ),
-        *(
-            f"model.path={model}",
-            f"model.name={model.name}",
-            f"data_dir={data}",
-            f"output_dir={output}",
-        ),
-        *(
-            f"limit={documents}",
-            "num_fewshot=0",
-            f"gen_kwargs=max_gen_toks={new_tokens}",
-            "device=cpu",
-        ),
+        sys.executable,
+        "-m",
+        "moe_lab",
+        "method=roe",
+        "method.n=8",
+        "task=gsm8k",
+        "dtype=bfloat16",
+        f"model.path={model}",
+        f"model.name={model.name}",
+        f"data_dir={data}",
+        f"output_dir={output}",
+        f"limit={documents}",
+        "num_fewshot=0",
+        f"gen_kwargs=max_gen_toks={new_tokens}",
+        "device=cpu",
     ]
     subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

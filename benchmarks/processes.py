@@ -31,20 +31,17 @@ CASES = {
 
 def seconds(case: list[str], model: Path, processes: int) -> float:
     """Seconds that the command takes for answering."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable]
+    if processes > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone"]
+        command += [*launcher, f"--nproc-per-node={processes}"]
+    command += ["-m", "moe_lab", *case]
+    if "task=toy_math" in case:
+        command.append("gen_kwargs=max_gen_toks=32")
     with tempfile.TemporaryDirectory() as output:
         overrides = [f"model.path={model}", "device=cpu", "baseline=false", f"output_dir={output}"]
-        generation = ["gen_kwargs=max_gen_toks=32"] if "task=toy_math" in case else []
         subprocess.run(
-            [
-                sys.executable,
-                *(launch if processes > 1 else []),
-                "-m",
-                "moe_lab",
-                *case,
-                *generation,
-                *overrides,
-            ],
+            [*command, *overrides],
             check=True,
             capture_output=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -264,7 +264,8 @@ def test_a_notebook_ends_in_a_plot_of_its_runs(notebook, tmp_path, monkeypatch, 
 
 def test_the_first_hour_lists_every_script():
     page = (EXAMPLES.parent / "docs" / "index.md").read_text(encoding="utf-8")
-    assert all(f"`examples/{file.name}`" in page for file in EXAMPLES.glob("*.ipynb"))
+    for file in EXAMPLES.glob("*.ipynb"):
+        assert f"`examples/{file.name}`" in page
     assert SCRIPTS
     assert not [script.name for script in SCRIPTS if f"`examples/{script.name}`" not in page]
 

@@ -94,7 +94,8 @@ class Damage:
             problems.append(
                 f"{place}: ended with {ended.code} without naming it: {ended.last_line}"
             )
-        self.endings["made again or not needed" if ended.code == 0 else "refused by name"] += 1
+        ending = "made again or not needed" if ended.code == 0 else "refused by name"
+        self.endings[ending] += 1
         clear(output)
         return problems
 

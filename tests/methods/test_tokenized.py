@@ -167,7 +167,8 @@ def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(marked, t
     assert learned(tiny, row) == " In Rome.<|endoftext|> In Oslo, I think.<|endoftext|>"
     beginning = "User: Where does Ann live?\nAssistant: In Rome.<|endoftext|>\nUser:"
     assert tiny.decode(row.ids).startswith(beginning)
-    assert all(label in (NO_LOSS, token) for token, label in zip(row.ids, row.labels, strict=True))
+    for token, label in zip(row.ids, row.labels, strict=True):
+        assert label in (NO_LOSS, token)
 
 
 @pytest.mark.parametrize("marked", (True, False))
@@ -420,7 +421,10 @@ def test_the_digest_is_of_both_parts():
 @pytest.mark.parametrize(
     "line",
     [
-        *('{"text": "a"}', "[1]", '{"messages": ["a"]}', '{"conversations": [1, 2]}'),
+        '{"text": "a"}',
+        "[1]",
+        '{"messages": ["a"]}',
+        '{"conversations": [1, 2]}',
         '{"messages": [{"role": "bot", "content": "a"}]}',
         '{"messages": [{"role": "user", "content": null}]}',
     ],

@@ -188,7 +188,8 @@ def test_the_next_tokens_of_the_same_samples_have_the_noise_of_their_positions(a
                 routed_by(second_policy, fresh),
                 strict=True,
             )
-            assert all(torch.equal(noise, later_noise) for noise, later_noise in pairs)
+            for noise, later_noise in pairs:
+                assert torch.equal(noise, later_noise)
 
 
 def test_half_precision_logits_get_noise_in_float32():

@@ -96,7 +96,8 @@ def test_routing_is_recorded_and_overridden(peft, merged):
             merged.generate(input_ids=IDS, max_new_tokens=3, do_sample=False, eos_token_id=None)
         assert torch.equal(routes.sequences, expected.sequences)
         assert torch.equal(routes.positions, expected.positions)
-        assert all(torch.equal(a, b) for a, b in zip(routes.indices, expected.indices, strict=True))
+        for a, b in zip(routes.indices, expected.indices, strict=True):
+            assert torch.equal(a, b)
         with override(peft, shifted):
             changed = peft(input_ids=IDS).logits
         with override(merged, shifted):

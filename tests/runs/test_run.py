@@ -398,7 +398,8 @@ def test_two_processes_with_one_run(roe, calls):
     assert (first.exitcode, second.exitcode) == (0, 0)
     assert len(calls()) == 90, "the baseline once"
     stored = run(roe), run(replace(roe, seed=1))
-    assert all(outcome.stored for outcome in stored)
+    for outcome in stored:
+        assert outcome.stored
     assert stored[0].results["moe_lab"]["baseline"] == stored[1].results["moe_lab"]["baseline"]
 
 

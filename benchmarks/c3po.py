@@ -6,7 +6,7 @@ side by side.
 k=3 neighbours with prompts of 100 tokens, 10 steps, the last 5 of 8 layers, 20 core experts,
 answers of one token. "Full passes" puts the neighbours' whole prompts through the whole model in
 every step, as one batch, with the router's own top-k at the last token (fewer experts than the
-core) and no gradients to parameters. "Plain" reads the questions as the untouched model does, with
+core) and no gradients to parameters. "Plain" reads the questions as the base model does, with
 their last token's logits.
 """
 

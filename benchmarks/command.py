@@ -33,16 +33,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
 
         def candidate(command: str) -> Callable[[], object]:
-            data = (
-                [f"data_dir={options.data_dir}"]
-                if options.data_dir and "toy" not in command
-                else []
-            )
-            arguments = [
-                *command.split(),
-                *([] if command == "--help" else data),
-                f"output_dir={folder}",
-            ]
+            arguments = [*command.split(), f"output_dir={folder}"]
+            if options.data_dir and "toy" not in command and command != "--help":
+                arguments.append(f"data_dir={options.data_dir}")
             return lambda: subprocess.run(
                 [sys.executable, "-m", "moe_lab", *arguments], check=True, capture_output=True
             )

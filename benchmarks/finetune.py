@@ -108,13 +108,13 @@ def by_method(
         compose_cell(
             [
                 "method=finetune-freeze",
-                *(
-                    f"method.schedule={frozen}",
-                    f"method.optimizer={optimizer}",
-                    f"device={model.device.type}",
-                ),
-                *(f"method.batch_size={batch}", f"method.gradient_accumulation={passes}"),
-                *(f"method.max_steps={STEPS}", "method.learning_rate=1e-6"),
+                f"method.schedule={frozen}",
+                f"method.optimizer={optimizer}",
+                f"device={model.device.type}",
+                f"method.batch_size={batch}",
+                f"method.gradient_accumulation={passes}",
+                f"method.max_steps={STEPS}",
+                "method.learning_rate=1e-6",
                 f"method.activation_checkpointing={str(on_gpu).lower()}",
             ],
             [],

@@ -149,27 +149,21 @@ def run(model: Path, data: Path, output: Path, documents: int, new_tokens: int) 
     """The command as a user types it, in a process of its own; returns its peak resident memory in
     bytes."""
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "moe_lab",
-            "method=roe",
-            "method.n=8",
-            "task=gsm8k",
-            "dtype=bfloat16",
-        ),
-        *(
-            f"model.path={model}",
-            f"model.name={model.name}",
-            f"data_dir={data}",
-            f"output_dir={output}",
-        ),
-        *(
-            f"limit={documents}",
-            "num_fewshot=0",
-            f"gen_kwargs=max_gen_toks={new_tokens}",
-            "device=cpu",
-        ),
+        sys.executable,
+        "-m",
+        "moe_lab",
+        "method=roe",
+        "method.n=8",
+        "task=gsm8k",
+        "dtype=bfloat16",
+        f"model.path={model}",
+        f"model.name={model.name}",
+        f"data_dir={data}",
+        f"output_dir={output}",
+        f"limit={documents}",
+        "num_fewshot=0",
+        f"gen_kwargs=max_gen_toks={new_tokens}",
+        "device=cpu",
     ]
     subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
@@ -189,7 +183,7 @@ def report(output: Path, shape: Shape, documents: int, weights: int, peak: int) 
             json.dumps(cost),
         )
         tokens.append(cost["tokens_in"] + cost["tokens_out"])
-    # rows of RoE keep nothing beside the plain model's tokens
+    # rows of RoE keep nothing but the plain model's tokens
     cache = min(tokens) * shape.cache_bytes
     print(f"weights {weights / GIB:.2f} GiB, cache of all tokens at once {cache / GIB:.3f} GiB")
     print(

@@ -48,14 +48,14 @@ def on(number):
     return ACTIVE == str(number)
 """
 PAIRS = (
-    *(
-        (ast.Lt, ast.LtE),
-        (ast.Gt, ast.GtE),
-        (ast.Eq, ast.NotEq),
-        (ast.Is, ast.IsNot),
-        (ast.In, ast.NotIn),
-    ),
-    *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div)),
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+    (ast.And, ast.Or),
+    (ast.Add, ast.Sub),
+    (ast.Mult, ast.Div),
 )
 SWAPPED: dict[type, type] = dict(PAIRS)
 SWAPPED |= {second: first for first, second in PAIRS}
@@ -148,7 +148,7 @@ def is_text(node: ast.AST) -> bool:
 
 
 class Switches(ast.NodeTransformer):
-    """Puts each replacement behind its switch."""
+    """Puts each replacement into a branch of its switch."""
 
     def __init__(self, chosen: dict[int, list[tuple[int, Any]]]):
         self.chosen = chosen
@@ -233,8 +233,10 @@ def outcome(
     folder: Path, number: int, tests: str, near: list[str], slow: bool, timeout: float
 ) -> str:
     (folder / "near.txt").write_text("\n".join(near))
-    named = [f"@{folder}/near.txt"] if near else [tests]
-    rounds = [[*named, *FAST], [tests, *FAST], *([[*named, "-m", "slow"]] if slow else [])]
+    named = f"@{folder}/near.txt" if near else tests
+    rounds = [[named, *FAST], [tests, *FAST]]
+    if slow:
+        rounds.append([named, "-m", "slow"])
     for arguments in rounds:
         result = tested(folder, ["-x", *arguments], timeout, MUTATION=str(number))
         if result != "passed":
@@ -267,9 +269,8 @@ def main() -> None:
     tier = "all" if args.slow else "fast"
     reach = reached(place, folder / f"reached-{commit}-{tier}.txt", [] if args.slow else FAST)
     known_outcomes: dict[Mutation, str] = {}
-    for line in map(
-        json.loads, outcomes_file.read_text().splitlines() if outcomes_file.exists() else []
-    ):
+    lines = outcomes_file.read_text().splitlines() if outcomes_file.exists() else []
+    for line in map(json.loads, lines):
         if line["outcome"] != "survived" or (line["commit"], line["tier"]) == (commit, tier):
             known_outcomes[Mutation(*line["mutation"])] = line["outcome"]
     for number, mutation in enumerate(drawn):
@@ -285,17 +286,13 @@ def main() -> None:
                     "tier": tier,
                 }
                 file.write(json.dumps(line) + "\n")
-        change = " -> ".join(
-            " ".join(text.split())[:70] for text in (mutation.before, mutation.after)
-        )
-        print(
-            f"{number:3} {known_outcomes[mutation]:8} {mutation.file}:{mutation.line} {mutation.kind}: "
-            f"{change}",
-            flush=True,
-        )
-    print(
-        f"{sum(known_outcomes[mutation] != 'survived' for mutation in drawn)} of {len(drawn)} killed"
-    )
+        before = " ".join(mutation.before.split())[:70]
+        after = " ".join(mutation.after.split())[:70]
+        place = f"{mutation.file}:{mutation.line} {mutation.kind}"
+        result = known_outcomes[mutation]
+        print(f"{number:3} {result:8} {place}: {before} -> {after}", flush=True)
+    killed = sum(known_outcomes[mutation] != "survived" for mutation in drawn)
+    print(f"{killed} of {len(drawn)} killed")
 
 
 if __name__ == "__main__":

@@ -31,20 +31,17 @@ CASES = {
 
 def seconds(case: list[str], model: Path, processes: int) -> float:
     """Seconds that the command takes for answering."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable]
+    if processes > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone"]
+        command += [*launcher, f"--nproc-per-node={processes}"]
+    command += ["-m", "moe_lab", *case]
+    if "task=toy_math" in case:
+        command.append("gen_kwargs=max_gen_toks=32")
     with tempfile.TemporaryDirectory() as output:
         overrides = [f"model.path={model}", "device=cpu", "baseline=false", f"output_dir={output}"]
-        generation = ["gen_kwargs=max_gen_toks=32"] if "task=toy_math" in case else []
         subprocess.run(
-            [
-                sys.executable,
-                *(launch if processes > 1 else []),
-                "-m",
-                "moe_lab",
-                *case,
-                *generation,
-                *overrides,
-            ],
+            [*command, *overrides],
             check=True,
             capture_output=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -71,15 +68,17 @@ def main() -> None:
         for title, case in CASES.items():
             if options.only not in title:
                 continue
-            turns = [
-                (seconds(case, model, 1), seconds(case, model, 2)) for _ in range(options.rounds)
-            ]
-            one_process, two = (statistics.median(times) for times in zip(*turns, strict=True))
-            met = "yes" if one_process / two >= PROMISED else "no"
-            print(
-                f"| {title} | {one_process:.1f} s | {two:.1f} s | {one_process / two:.2f} | {met} |",
-                flush=True,
-            )
+            one_process = []
+            two_processes = []
+            for _ in range(options.rounds):
+                one_process.append(seconds(case, model, 1))
+                two_processes.append(seconds(case, model, 2))
+            time_of_one = statistics.median(one_process)
+            time_of_two = statistics.median(two_processes)
+            speedup = time_of_one / time_of_two
+            met = "yes" if speedup >= PROMISED else "no"
+            times = f"{time_of_one:.1f} s | {time_of_two:.1f} s"
+            print(f"| {title} | {times} | {speedup:.2f} | {met} |", flush=True)
 
 
 if __name__ == "__main__":

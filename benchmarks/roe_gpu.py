@@ -2,7 +2,7 @@
 
     python -m benchmarks.roe_gpu
 
-Batches of 1 and 8 sequences behind prompts of 512 tokens, n = 1, 8, 32, 64 at temperature 0 (all
+Batches of 1 and 8 sequences after prompts of 512 tokens, n = 1, 8, 32, 64 at temperature 0 (all
 rows choose the same experts) and 0.3 (they do not), in all layers but the first two and the last
 two (L=2), against `generate` of
 transformers: time per step, peak memory, energy. With --compiled, also against its static cache
@@ -94,11 +94,14 @@ def measure(
     run(on_step)
     end = energy_joules(device)
     steps = len(times) - 1
-    return Measured(
-        step_seconds=statistics.median(b - a for a, b in pairwise(times)),
-        peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-        joules=None if start is None or end is None else (end - start) / (steps * batch),
-    )
+    step_seconds = statistics.median(b - a for a, b in pairwise(times))
+    peak_bytes = None
+    if device.type == "cuda":
+        peak_bytes = torch.cuda.max_memory_allocated(device)
+    joules = None
+    if start is not None and end is not None:
+        joules = (end - start) / (steps * batch)
+    return Measured(step_seconds=step_seconds, peak_bytes=peak_bytes, joules=joules)
 
 
 class OnToken:
@@ -194,14 +197,21 @@ def compare(
 def print_row(
     batch: int, name: str, measured: Measured, plain: Measured, first: Measured | None
 ) -> None:
+    peak = "-"
+    if measured.peak_bytes is not None:
+        peak = f"{measured.peak_bytes / GIB:.2f}"
+    peak_ratio = "-"
+    if measured.peak_bytes and first and first.peak_bytes:
+        peak_ratio = f"{measured.peak_bytes / first.peak_bytes:.3f}"
+    joules = "-"
+    if measured.joules is not None:
+        joules = f"{measured.joules:.3f}"
     cells = [
         f"{measured.step_seconds * 1e3:.2f}",
         f"{measured.step_seconds / plain.step_seconds:.2f}",
-        "-" if measured.peak_bytes is None else f"{measured.peak_bytes / GIB:.2f}",
-        f"{measured.peak_bytes / first.peak_bytes:.3f}"
-        if measured.peak_bytes and first and first.peak_bytes
-        else "-",
-        "-" if measured.joules is None else f"{measured.joules:.3f}",
+        peak,
+        peak_ratio,
+        joules,
     ]
     print(f"| {batch} | {name} | {' | '.join(cells)} |", flush=True)
 

@@ -3,7 +3,7 @@ process.
 
     python -m benchmarks.roe_step
 
-Temperature 0.3 in all layers but the first two and the last two (L=2), behind a past of 300 tokens;
+Temperature 0.3 in all layers but the first two and the last two (L=2), after a past of 300 tokens;
 for memory, 2,000.
 """
 
@@ -45,7 +45,7 @@ def filled(forward: EnsembleForward, past: int, n: int) -> KVCache:
 
 
 def step_tokens(position: int) -> Tokens:
-    """One token behind the past, different in every step so that no step is like another."""
+    """One token after the past, different in every step so that no step is like another."""
     token = torch.randint(1, VOCAB, (1, 1))
     zero = torch.zeros(1, dtype=torch.long)
     at = torch.tensor([[position]])
@@ -108,7 +108,7 @@ def compare_time(model: torch.nn.Module, past: int, rounds: int) -> None:
     candidates["all weights, read once"] = lambda: [weights.sum() for _ in range(STEPS)]
     seconds = side_by_side(candidates, rounds)
     print(
-        f"| step behind {past} tokens | ms | times a plain step of transformers | times n=1 "
+        f"| step after {past} tokens | ms | times a plain step of transformers | times n=1 "
         "|\n|---|---:|---:|---:|"
     )
     for name, value in seconds.items():

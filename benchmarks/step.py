@@ -107,10 +107,10 @@ def by_transformers(model: Any, batch: int) -> Run:
 def by_engine(model: Any, batch: int, n: int) -> Run:
     noisy = model.config.num_hidden_layers - 2 * SKIP
     policy = GumbelTopK([0.0] * SKIP + [0.3] * noisy + [0.0] * SKIP, seed=0)
-    engine = KVEngine(
-        EnsembleForward(model, Ensemble(n, policy, first_noisy=SKIP) if n > 1 else Ensemble()),
-        pass_budget(model),
-    )
+    ensemble = Ensemble()
+    if n > 1:
+        ensemble = Ensemble(n, policy, first_noisy=SKIP)
+    engine = KVEngine(EnsembleForward(model, ensemble), pass_budget(model))
 
     def run(new: int) -> None:
         states = [

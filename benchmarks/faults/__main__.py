@@ -4,7 +4,7 @@
     python -m benchmarks.faults --full           the figures of docs/reliability.md
     python -m benchmarks.faults --only damaged:17
 
-Exits with 1 where a number was lost or wrong, a traceback was printed, or a file was left behind.
+Exits with 1 where a number was lost or wrong, a traceback was printed, or a file was left.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from random import Random
 from benchmarks.faults.kinds import Kind, clear, results_in, scratch
 
 WHOLE = (".lock", ".png", ".svg", ".pdf", ".log")
-"""Suffixes of files that nobody reads."""
+"""Suffixes of files that no command reads."""
 TENSORS = (".safetensors", ".pt")
 MARKERS = ("results.json", "study.json", "training.json", "references.json", "best.yaml")
-"""Files that say that something is finished: without them, what lies beside them is read."""
+"""Files that say that something is finished: without them, what is next to them is read."""
 
 
 def _empty(content: bytes, random: Random) -> bytes:
@@ -94,7 +94,8 @@ class Damage:
             problems.append(
                 f"{place}: ended with {ended.code} without naming it: {ended.last_line}"
             )
-        self.endings["made again or not needed" if ended.code == 0 else "refused by name"] += 1
+        ending = "made again or not needed" if ended.code == 0 else "refused by name"
+        self.endings[ending] += 1
         clear(output)
         return problems
 

@@ -21,10 +21,44 @@ from moe_lab.config.schema import GROUP_CONFIGS, Config
 from moe_lab.methods import get_method, method_names
 
 VALUES = (
-    *("nan", ".nan", "inf", "-inf", "1e999", "-1e999", "0", "-1", "-0.0", "0.5", "1e30", "-7"),
-    *("99999999999999999999999999", "1" * 400, "abc", "true", "null", "''", "[]", "{}", "[[a]]"),
-    *("[1,[2]]", "[nan]", "[.inf]", "{a:1}", "{a:{b:[1]}}", "[{a:1}]", "x" * 5000, "ü", "'a b'"),
-    *("/", "..", "/nowhere/at/all", "a,b", "a=b", "[", "${nothing}", "'\\n'"),
+    "nan",
+    ".nan",
+    "inf",
+    "-inf",
+    "1e999",
+    "-1e999",
+    "0",
+    "-1",
+    "-0.0",
+    "0.5",
+    "1e30",
+    "-7",
+    "99999999999999999999999999",
+    "1" * 400,
+    "abc",
+    "true",
+    "null",
+    "''",
+    "[]",
+    "{}",
+    "[[a]]",
+    "[1,[2]]",
+    "[nan]",
+    "[.inf]",
+    "{a:1}",
+    "{a:{b:[1]}}",
+    "[{a:1}]",
+    "x" * 5000,
+    "ü",
+    "'a b'",
+    "/",
+    "..",
+    "/nowhere/at/all",
+    "a,b",
+    "a=b",
+    "[",
+    "${nothing}",
+    "'\\n'",
 )
 SETTINGS = (
     "temperature",
@@ -146,17 +180,19 @@ def _try(argv: list[str], key: str | None, output: Path) -> dict[str, str | None
             ending = "accepted"
         except BaseException as error:
             ending = repr(error)[:200]
-    printed_text = printed.getvalue()
     line = " ".join(argv)
-    return {
-        "line": line if len(line) < 300 else f"{line[:150]}...{line[-20:]}",
-        "ending": "accepted"
-        if ending == "accepted"
-        else "refused"
-        if ending == "2"
-        else f"ended with {ending}",
-        "problem": _problem(ending, printed_text, key),
-    }
+    if len(line) >= 300:
+        line = f"{line[:150]}...{line[-20:]}"
+    problem = _problem(ending, printed.getvalue(), key)
+    return {"line": line, "ending": _ending_in_words(ending), "problem": problem}
+
+
+def _ending_in_words(ending: str) -> str:
+    if ending == "accepted":
+        return "accepted"
+    if ending == "2":
+        return "refused"
+    return f"ended with {ending}"
 
 
 def _problem(ending: str, output: str, key: str | None) -> str | None:

@@ -212,9 +212,8 @@ def _write_safetensors(id: str, folder: Path, vocabulary: Path) -> None:
 def _tokenizer(id: str, vocabulary: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    start, end, padding, other_tokens, template = SPECIAL.get(
-        id, _OLMOE if "OLMoE" in id else _OTHERS
-    )
+    default = _OLMOE if "OLMoE" in id else _OTHERS
+    start, end, padding, other_tokens, template = SPECIAL.get(id, default)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(vocabulary), bos_token=start, eos_token=end, pad_token=padding
     )
@@ -234,14 +233,13 @@ def _small(published: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     if published["model_type"] in CONFIG_MAPPING:
         defaults = CONFIG_MAPPING[published["model_type"]]().to_dict()
         published = {key: defaults[key] for key in sizes if defaults.get(key)} | published
-    grouped = published.get("num_key_value_heads", HEADS) < published.get(
-        "num_attention_heads", HEADS
-    )
+    heads = published.get("num_attention_heads", HEADS)
+    key_value_heads = published.get("num_key_value_heads", HEADS)
     widths = {
         "vocab_size": vocabulary,
         "hidden_size": HIDDEN,
         "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS // 2 if grouped else HEADS,
+        "num_key_value_heads": HEADS // 2 if key_value_heads < heads else HEADS,
         "intermediate_size": WIDTH,
         "moe_intermediate_size": EXPERT_WIDTH,
         "shared_expert_intermediate_size": EXPERT_WIDTH,
@@ -250,14 +248,13 @@ def _small(published: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     model_type = published["model_type"]
     if model_type in ("olmoe", "mixtral", "gpt_oss", "jetmoe", "granitemoe"):
         widths["intermediate_size"] = EXPERT_WIDTH  # of an expert
-    own_keys = {"vocab_size", "hidden_size", "intermediate_size"}
-    kept_keys = (
-        own_keys
-        | published.keys()
-        | ({"num_attention_heads", *widths} if model_type == "qwen2_moe" else set())
-    )
+    kept_keys = {"vocab_size", "hidden_size", "intermediate_size", *published}
+    if model_type == "qwen2_moe":
+        kept_keys |= widths.keys()
     config = published | {key: value for key, value in widths.items() if key in kept_keys}
-    return config | ({"dtype": config.pop("torch_dtype")} if "torch_dtype" in config else {})
+    if "torch_dtype" in config:
+        config["dtype"] = config.pop("torch_dtype")
+    return config
 
 
 def _quantize(folder: Path, quantization: dict[str, Any]) -> None:

@@ -11,18 +11,21 @@ import pytest
 from tests.support.lm_eval_logs import samples_of, write_log
 
 HEAVY = {
-    *(
-        "torch",
-        "transformers",
-        "lm_eval",
-        "numpy",
-        "scipy",
-        "pandas",
-        "matplotlib",
-        "hydra",
-        "omegaconf",
-    ),
-    *("datasets", "optuna", "peft", "wandb", "sklearn", "PIL"),
+    "torch",
+    "transformers",
+    "lm_eval",
+    "numpy",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "hydra",
+    "omegaconf",
+    "datasets",
+    "optuna",
+    "peft",
+    "wandb",
+    "sklearn",
+    "PIL",
 }
 """Packages that take 50 milliseconds or more."""
 MODELS = {"torch", "transformers", "numpy"}

@@ -24,12 +24,12 @@ def test_every_setting_is_measured(capsys):
     device = torch.device("cpu")
     model = roe_gpu.random_model(TINY, device)
     roe_gpu.compare(model, device, batches=[1, 2], rows=[1, 3], past=6, steps=4)
-    lines = capsys.readouterr().out.splitlines()[2:]
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     names = ["generate", "n=1, temperature 0.0", "n=3, temperature 0.0", "n=3, temperature 0.3"]
-    assert [line.split(" | ")[:2] for line in lines] == [
-        [f"| {b}", name] for b in (1, 2) for name in names
-    ]
-    assert all(float(line.split(" | ")[2]) > 0 for line in lines)
+    assert [row[0] for row in rows] == ["| 1"] * 4 + ["| 2"] * 4
+    assert [row[1] for row in rows] == names + names
+    for row in rows:
+        assert float(row[2]) > 0
 
 
 def test_a_step_is_counted_for_every_token():
@@ -76,6 +76,7 @@ def test_noise_adds_few_operations_to_a_layer_and_to_a_step():
 
     `python -m benchmarks.step` counts them.
     """
-    four, two = (operations(layers, 1, 3) - operations(layers, 1, 1) for layers in (8, 6))
+    four = operations(8, 1, 3) - operations(8, 1, 1)
+    two = operations(6, 1, 3) - operations(6, 1, 1)
     assert (four - two) / 2 <= 8
     assert two <= 82

@@ -194,7 +194,8 @@ def test_exit_codes_of_a_grid(errors, code, capsys, runs):
     assert "tiny-roe-toy_math-0" in runs.executed
     assert ("tiny-roe-toy_math-3" in runs.executed) == (code not in (130, 143))
     assert "Results" in ended.out, "what was finished is shown"
-    assert all(f"{name}:\n" in ended.err for name in errors)
+    for name in errors:
+        assert f"{name}:\n" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -314,7 +315,8 @@ def test_grids_have_pages_of_their_own(capsys, runs, tmp_path):
     pages = {page.name: page.read_text() for page in (tmp_path / "outputs" / "pages").iterdir()}
     assert sorted(pages.values()) == sorted([first, newest])
     assert first != newest
-    assert all(re.fullmatch(r"tiny-base(-roe)?-toy_math-[0-9a-f]{8}\.html", name) for name in pages)
+    for name in pages:
+        assert re.fullmatch(r"tiny-base(-roe)?-toy_math-[0-9a-f]{8}\.html", name)
     assert run_command(capsys, "-m", "method=base,roe").code == 0, "the same grid again"
     assert len(list((tmp_path / "outputs" / "pages").iterdir())) == 2
 

@@ -124,7 +124,7 @@ def test_texts_that_are_tokenized_together_have_the_same_tokens(olmoe, add_bos_t
     """Also a context that ends in spaces or is empty, one that two requests share,
     and a text with the first token.
 
-    The tokenizer puts that token before each text unless it is told not to.
+    The tokenizer puts that token before each text, except with add_bos_token=false.
     """
     monkeypatch.setattr(hf, "TOKENIZED", 4)
     tokenizer = make_tokenizer()

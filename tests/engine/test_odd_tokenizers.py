@@ -127,12 +127,10 @@ def test_an_end_token_of_the_model_ends_answers_and_needs_no_note(family, monkey
 @FAMILIES
 def test_without_any_such_token_contexts_are_scored_and_texts_without_one_are_refused(family):
     model = small_model(family)
-    lm, with_end = (
-        EngineLM(model, scores, progress=False) for scores in (without(), make_tokenizer())
-    )
-    scores, expected = (
-        answers(language_model, "loglikelihood", *PAIRS) for language_model in (lm, with_end)
-    )
+    lm = EngineLM(model, without(), progress=False)
+    with_end = EngineLM(model, make_tokenizer(), progress=False)
+    scores = answers(lm, "loglikelihood", *PAIRS)
+    expected = answers(with_end, "loglikelihood", *PAIRS)
     assert [value for value, _ in scores] == pytest.approx(
         [value for value, _ in expected], abs=1e-5
     )

@@ -2,7 +2,7 @@
 the text alone, or refused.
 
 Broken by: texts that share a pass or a prefix, a routing sample next to another,
-layers that are asked in vain.
+layers that are not recognized.
 """
 
 import copy
@@ -55,7 +55,8 @@ def quantized(kind):
 
 
 def alone(model, context, continuation):
-    ids, target = (make_tokenizer().encode(text) for text in (context, continuation))
+    ids = make_tokenizer().encode(context)
+    target = make_tokenizer().encode(continuation)
     with torch.no_grad():
         logits = model(torch.tensor([[*ids, *target[:-1]]])).logits[0, len(ids) - 1 :]
     return logits.log_softmax(dim=-1)[range(len(target)), target].sum().item()

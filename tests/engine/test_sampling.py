@@ -171,19 +171,23 @@ def test_text_is_that_of_transformers(model, tokenizer, fields):
 def samples(model, tokenizer):
     """(RoE, its answers without further options, greedy and sampled)"""
     roe = RoE(model, tokenizer, n=2, temperature=0.7)
-    return roe, [
-        roe.generate(PROMPTS, max_new_tokens=4, do_sample=sampled) for sampled in (False, True)
-    ]
+    greedy = roe.generate(PROMPTS, max_new_tokens=4, do_sample=False)
+    sampled = roe.generate(PROMPTS, max_new_tokens=4, do_sample=True)
+    return roe, greedy, sampled
 
 
 @pytest.mark.parametrize(("field", "value"), SAMPLES.items())
 def test_a_sample_is_the_same_by_keyword_and_by_configuration(model, samples, field, value):
-    (roe, plain), options = (
-        samples,
-        {"max_new_tokens": 4} | (SAMPLED if field != "do_sample" else {}),
-    )
+    roe, greedy, sampled = samples
+    options = {"max_new_tokens": 4}
+    if field == "do_sample":
+        without_field = greedy
+    else:
+        options |= SAMPLED
+        without_field = sampled
     texts = list(three_ways(roe, model, {field: value}, options))
-    assert texts[0] == texts[1] == texts[2] != plain[field != "do_sample"]
+    assert texts[0] == texts[1] == texts[2]
+    assert texts[0] != without_field
 
 
 def test_stop_strings_use_the_tokenizer_of_roe(model, tokenizer):
@@ -445,9 +449,8 @@ def test_returned_scores_are_those_of_transformers(family, tokenizer):
             zip(generated[field], plain[field], strict=True)
         ):
             open_ = [row for row, last in enumerate(ended) if step <= last]
-            roe_scores, expected_scores = (
-                values[open_].log_softmax(-1) for values in (roe_values, plain_values)
-            )
+            roe_scores = roe_values[open_].log_softmax(-1)
+            expected_scores = plain_values[open_].log_softmax(-1)
             torch.testing.assert_close(roe_scores, expected_scores, atol=2e-4, rtol=1e-4)
     steps = model.compute_transition_scores(
         generated.sequences, generated.scores, normalize_logits=True

@@ -1,4 +1,4 @@
-"""Every family through the engine: `method=base` is the untouched model, RoE is the slow reference.
+"""Every family through the engine: `method=base` is the base model, RoE is the slow reference.
 
 Contexts are shorter and longer than windows and chunks; batches hold unlike lengths.
 """

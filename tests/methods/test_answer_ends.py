@@ -2,7 +2,7 @@
 
 Broken by: a chat template whose answers end at the marker of the next role or outside
 of `{% generation %}`, and that teaches a model to write without end; a model that is not taught
-to stop in silence; a trained model whose generation goes on behind the token that it learned.
+to stop in silence; a trained model whose generation goes on after the token that it learned.
 """
 
 import json

@@ -71,9 +71,8 @@ def test_it_counts_a_profile_and_constrains(tmp_path, capsys):
     assert answers(tmp_path, "*", free["run_id"]) == answers(
         tmp_path, "*", free["baseline"]["run_id"]
     )
-    default, eight = (
-        block_of(command(capsys, tmp_path, *overrides)) for overrides in ([], ["method.partners=8"])
-    )
+    default = block_of(command(capsys, tmp_path))
+    eight = block_of(command(capsys, tmp_path, "method.partners=8"))
     assert default["run_id"] == eight["run_id"]
 
 
@@ -307,9 +306,8 @@ def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fi
 
 def test_a_constraint_and_what_it_changed_are_reported_where_there_is_one():
     method = get_method("finetune-freeze")
-    free, bound = (
-        method(method.Config(name="finetune-freeze", partners=count)) for count in (None, 3)
-    )
+    free = method(method.Config(name="finetune-freeze", partners=None))
+    bound = method(method.Config(name="finetune-freeze", partners=3))
     counted = {"constrained_decisions": 1, "routing_decisions": 4}
     blocks = [finetuning.report(None, counted, {}) for finetuning in (free, bound)]
     assert "c2r" not in blocks[0]

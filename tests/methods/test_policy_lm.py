@@ -1,7 +1,7 @@
 """The counts of the language model of a policy leave padding out.
 
 Broken by: padding that is counted as tokens of a text, by a policy whose tokens all count;
-an observer of the same passes after which nobody says what is padding; lm-eval's own code,
+an observer of the same passes that leaves padding unknown; lm-eval's own code,
 which pads, for a policy that counts.
 """
 

@@ -126,7 +126,8 @@ def test_generated_data_are_trained_on_and_held_out_by_their_splits():
 
 
 def test_the_first_conversations_are_the_same_for_any_number():
-    few, many = (read_data(Config(), "toy_subtract", size=size).train for size in (30, 60))
+    few = read_data(Config(), "toy_subtract", size=30).train
+    many = read_data(Config(), "toy_subtract", size=60).train
     assert few == many[:30]
 
 
@@ -166,7 +167,8 @@ def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(marked, t
     assert learned(tiny, row) == " In Rome.<|endoftext|> In Oslo, I think.<|endoftext|>"
     beginning = "User: Where does Ann live?\nAssistant: In Rome.<|endoftext|>\nUser:"
     assert tiny.decode(row.ids).startswith(beginning)
-    assert all(label in (NO_LOSS, token) for token, label in zip(row.ids, row.labels, strict=True))
+    for token, label in zip(row.ids, row.labels, strict=True):
+        assert label in (NO_LOSS, token)
 
 
 @pytest.mark.parametrize("marked", (True, False))
@@ -255,15 +257,13 @@ def test_what_is_trained_on_is_not_held_out(made, tmp_path):
     assert data.validation == [conversation(question) for question in "DE"]
     assert data.duplicates == 3
     prepared_data, _ = made(data, warmup_ratio=0.0)
-    message = "left out of the validation data: 3 conversations that are trained on or occur twice"
-    assert prepared_data.notes == [message]
+    note = "left out of the validation data: 3 conversations that are trained on or occur twice"
+    assert prepared_data.notes == [note]
 
     weighted = conversation("A")
     weighted[-1] = {**weighted[-1], "weight": 0}
-    write_jsonl(
-        file,
-        [{"messages": messages} for messages in (conversation("A"), weighted, conversation("B"))],
-    )
+    conversations = [conversation("A"), weighted, conversation("B")]
+    write_jsonl(file, [{"messages": messages} for messages in conversations])
     data = read_data(Config(), str(file), held_out=2)
     assert data.validation == [conversation("B")], "the same texts with other weights"
 
@@ -273,9 +273,8 @@ def test_what_is_trained_on_is_not_held_out(made, tmp_path):
     assert read_data(Config(), str(file), held_out=1).duplicates == 0
     repeated_file = tmp_path / "again.jsonl"
     write_jsonl(repeated_file, [{"messages": conversation("A")}] * 2)
-    with pytest.raises(
-        TaskError, match="validation_size=1 holds out only conversations that are trained on"
-    ):
+    message = "validation_size=1 holds out only conversations that are trained on"
+    with pytest.raises(TaskError, match=message):
         read_data(Config(), str(repeated_file), held_out=1)
 
 
@@ -422,7 +421,10 @@ def test_the_digest_is_of_both_parts():
 @pytest.mark.parametrize(
     "line",
     [
-        *('{"text": "a"}', "[1]", '{"messages": ["a"]}', '{"conversations": [1, 2]}'),
+        '{"text": "a"}',
+        "[1]",
+        '{"messages": ["a"]}',
+        '{"conversations": [1, 2]}',
         '{"messages": [{"role": "bot", "content": "a"}]}',
         '{"messages": [{"role": "user", "content": null}]}',
     ],

@@ -10,7 +10,7 @@ a difference of two runs that is not over the same documents.
 
 import math
 from collections.abc import Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -70,12 +70,10 @@ def seen(
     routes = Routes()
     with observed(lm, routes):
         for kind in ("loglikelihood", "generate_until", "loglikelihood_rolling"):
-            requests = {
-                keys_of([request])[0]: request[1]
-                for d in documents
-                for request in d
-                if request[0] == kind
-            }
+            requests = {}
+            for asked_kind, request in chain.from_iterable(documents):
+                if asked_kind == kind:
+                    requests[request_key(kind, request.args, request.repeat)] = request
             lm.answer(kind, list(requests.values()), lambda index, answer: None)
     return routes
 
@@ -347,6 +345,7 @@ def test_equal_runs_do_not_differ_and_other_documents_have_no_difference():
     difference = differences(equal_scores, equal_scores)["x"]
     assert difference["difference"] == 0.0
     assert difference["ci95"][0] < 0 < difference["ci95"][1], "Tango's interval has a width"
-    groups_of_4, groups_of_5 = (left_out(np.ones((count, 1, E), dtype=int)) for count in (4, 5))
+    groups_of_4 = left_out(np.ones((4, 1, E), dtype=int))
+    groups_of_5 = left_out(np.ones((5, 1, E), dtype=int))
     assert differences(groups_of_4, groups_of_5) == {}
     assert differences(groups_of_4, {}) == {}

@@ -3,8 +3,8 @@ metrics while a model is trained.
 
 Broken by: a masked expert that keeps a share of the softmax, one fewer expert per token,
 noise that depends on what was read together, weights that are not the token's own;
-padding that is counted or seen, a label compared with the token after it, a policy that is told
-of other tokens than those that are read; a training that goes otherwise because it is measured,
+padding that is counted or seen, a label compared with the token after it, a policy that gets
+other tokens than those that are read; a training that goes otherwise because it is measured,
 a measurement that is lost or doubled by a resume, correlations of too few points.
 """
 
@@ -108,7 +108,8 @@ def test_masking_keeps_k_distinct_experts_in_every_family_with_rows(tokenizer):
         for layer, index_TK in enumerate(routes.indices):
             assert index_TK.shape == plain.indices[layer].shape
             assert (index_TK != masked[layer]).all()
-            assert all(len(set(row)) == len(row) for row in index_TK.tolist())
+            for row in index_TK.tolist():
+                assert len(set(row)) == len(row)
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))

@@ -153,11 +153,11 @@ def names_in(file: Path) -> set[str]:
 def test_capacity_needs_a_layer_of_whose_experts_some_are_not_taken():
     """Masking an expert of a layer in which each token takes all of them would leave too few."""
     counts = np.array([[3, 1, 2, 0], [3, 3, 0, 0]])
-    none, capacities = (
-        METRICS["capacity"].measure(
-            Selections(counts, experts=[4, 2], top_k=top_k), lambda policy: {}
-        )
-        for top_k in ([2, 2], [2, 1])
+    none = METRICS["capacity"].measure(
+        Selections(counts, experts=[4, 2], top_k=[2, 2]), lambda policy: {}
+    )
+    capacities = METRICS["capacity"].measure(
+        Selections(counts, experts=[4, 2], top_k=[2, 1]), lambda policy: {}
     )
     assert none is None
     assert {which: capacity["masked"] for which, capacity in capacities.items()} == {

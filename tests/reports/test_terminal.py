@@ -1,6 +1,6 @@
 """What a command prints, and its score table.
 
-Breaks if a note or a number is beside another run or not explained, a profile beside the wrong
+Breaks if a note or a number is next to another run or not explained, a profile next to the wrong
 study; if a table on a narrow terminal cuts a number or leaves out a column without saying so,
 and if a missing number looks like a zero; if a single seed or a part of a group has a verdict,
 or a difference is significant without evidence, or in the wrong direction.

@@ -173,7 +173,7 @@ def test_other_versions_are_marked():
 
 
 class Pair(Artifact):
-    """A record and a file beside it."""
+    """A record and a file next to it."""
 
     def is_whole(self, content: dict[str, Any]) -> bool:
         return (self.folder / "other").exists()

@@ -211,7 +211,9 @@ def test_an_empty_text_counts_as_one_of_the_texts():
     low, high = score_interval(texts, weighted_perplexity)  # type: ignore[misc]
     assert low == pytest.approx(np.exp(2))
     assert high == pytest.approx(np.exp(3))
-    low, high = interval_of_difference([texts], [other_texts], weighted_perplexity)  # type: ignore[misc]
+    interval = interval_of_difference([texts], [other_texts], weighted_perplexity)
+    assert interval is not None
+    low, high = interval
     assert low < high < 0
 
 
@@ -255,9 +257,8 @@ def paired_perplexity(random: np.random.Generator, n: int) -> tuple[float, Inter
     words = random.integers(20, 200, n)
     base = words * random.normal(2, 0.4, n)
     changed = base + words * random.normal(-0.02, 0.1, n)
-    values_a, values_b = (
-        [(-x, int(w)) for x, w in zip(losses, words, strict=True)] for losses in (changed, base)
-    )
+    values_a = [(-x, int(w)) for x, w in zip(changed, words, strict=True)]
+    values_b = [(-x, int(w)) for x, w in zip(base, words, strict=True)]
     return math.exp(1.98) - math.exp(2), interval_of_difference(
         [values_a], [values_b], weighted_perplexity
     )
@@ -300,12 +301,16 @@ def share_of_tokens(random: np.random.Generator, n: int) -> tuple[float, Interva
 def correlation(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     truth = random.uniform(-0.8, 0.8)
     x, y = random.multivariate_normal([0, 0], [[1, truth], [truth, 1]], size=n).T
-    names = ("load_balance", "collaboration", "specialization")
-    lines = [
-        {"capacity": None}
-        | {name: {"value": v} for name, v in zip(names, (a, b, 0.0), strict=True)}
-        for a, b in zip(x, y, strict=True)
-    ]
+    lines = []
+    for balance, together in zip(x, y, strict=True):
+        lines.append(
+            {
+                "capacity": None,
+                "load_balance": {"value": balance},
+                "collaboration": {"value": together},
+                "specialization": {"value": 0.0},
+            }
+        )
     return truth, correlations(lines)[0]["ci95"]
 
 

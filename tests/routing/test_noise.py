@@ -88,20 +88,16 @@ def test_the_noise_of_a_layer_is_the_same_however_many_are_computed_together(mon
         held = []
         for layer in (1, 3, 4):
             layer_router = replace(router, layer=layer)
-            decisions.append(
-                policy(
-                    layer_router, Routing(logits_TE, torch.ones(40, 2), torch.zeros(40, 2).long())
-                )
-            )
+            routing = Routing(logits_TE, torch.ones(40, 2), torch.zeros(40, 2).long())
+            decisions.append(policy(layer_router, routing))
             held.append(len(policy._noise))
         return torch.stack([decision.index_TK for decision in decisions]), held
 
-    (together, three), (decisions_alone, noise_of_one) = routed_by(2**24), routed_by(1)
+    together, held_together = routed_by(2**24)
+    decisions_alone, held_alone = routed_by(1)
     assert torch.equal(together, decisions_alone)
-    assert (three, noise_of_one) == (
-        [3, 3, 3],
-        [1, 1, 1],
-    )
+    assert held_together == [3, 3, 3]
+    assert held_alone == [1, 1, 1]
     assert (together[0] != together[1]).any()
 
 
@@ -192,7 +188,8 @@ def test_the_next_tokens_of_the_same_samples_have_the_noise_of_their_positions(a
                 routed_by(second_policy, fresh),
                 strict=True,
             )
-            assert all(torch.equal(noise, later_noise) for noise, later_noise in pairs)
+            for noise, later_noise in pairs:
+                assert torch.equal(noise, later_noise)
 
 
 def test_half_precision_logits_get_noise_in_float32():

@@ -63,7 +63,8 @@ def shifted(router, routing):
 
 
 def test_ensembles_are_those_of_the_merged_model(peft, merged, tokenizer):
-    peft_roe, merged_roe = (RoE(model, tokenizer, n=3, temperature=0.7) for model in (peft, merged))
+    peft_roe = RoE(peft, tokenizer, n=3, temperature=0.7)
+    merged_roe = RoE(merged, tokenizer, n=3, temperature=0.7)
     arguments = "what is", [" a cat", "b"]
     assert peft_roe.loglikelihood(*arguments) == rounding.approx(
         merged_roe.loglikelihood(*arguments), tokens=6
@@ -95,7 +96,8 @@ def test_routing_is_recorded_and_overridden(peft, merged):
             merged.generate(input_ids=IDS, max_new_tokens=3, do_sample=False, eos_token_id=None)
         assert torch.equal(routes.sequences, expected.sequences)
         assert torch.equal(routes.positions, expected.positions)
-        assert all(torch.equal(a, b) for a, b in zip(routes.indices, expected.indices, strict=True))
+        for a, b in zip(routes.indices, expected.indices, strict=True):
+            assert torch.equal(a, b)
         with override(peft, shifted):
             changed = peft(input_ids=IDS).logits
         with override(merged, shifted):
@@ -105,7 +107,8 @@ def test_routing_is_recorded_and_overridden(peft, merged):
 
 def test_metrics_and_contexts_are_those_of_the_model_inside(peft, merged, tokenizer):
     texts = ["what is a cat", "hello"]
-    metrics, expected = (expert_metrics(model, texts, tokenizer) for model in (peft, merged))
+    metrics = expert_metrics(peft, texts, tokenizer)
+    expected = expert_metrics(merged, texts, tokenizer)
     assert metrics["load_balance"] == expected["load_balance"]
     roe = RoE(peft.get_base_model(), tokenizer, n=2)
     with pytest.raises(RoutingError, match="inside record"), record(peft):
@@ -256,10 +259,8 @@ def test_generated_tokens_have_the_decisions_of_one_pass(family, tokenizer):
     with torch.no_grad(), record(model) as whole:
         model(ids, attention_mask=mask)
     assert len(routes.positions) == int(mask.sum()) == len(routes.indices[0])
-    order_of_routes, order_of_whole = (
-        (record_of_tokens.sequences * 1000 + record_of_tokens.positions).argsort()
-        for record_of_tokens in (routes, whole)
-    )
+    order_of_routes = (routes.sequences * 1000 + routes.positions).argsort()
+    order_of_whole = (whole.sequences * 1000 + whole.positions).argsort()
     for layer in range(len(routes.indices)):
         assert torch.equal(
             routes.indices[layer][order_of_routes], whole.indices[layer][order_of_whole]

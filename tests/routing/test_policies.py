@@ -4,7 +4,7 @@ steered and top-p routing, samples that take other experts.
 Broken by: a first expert that is not the best one, partners of another expert or layer, weights
 by another rule than the family's, a token that is touched though its experts are all partners
 or though it is no sample; an expert beyond the first that reaches p, a softmax over sigmoids,
-padding that is counted, a pass of which nobody said what its samples are.
+padding that is counted, a pass whose samples are unknown.
 """
 
 from typing import Any

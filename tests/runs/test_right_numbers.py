@@ -54,7 +54,8 @@ def test_the_same_model_in_other_shapes_is_equal(tmp_path, capsys, seeds):
 def test_the_bound_of_bfloat16_is_measured_once(tmp_path):
     command = [*NULL, "dtype=bfloat16", f"output_dir={tmp_path}"]
     rows = frame(*command)
-    base, roe = (block_of(tmp_path, name) for name in ("base", "roe"))
+    base = block_of(tmp_path, "base")
+    roe = block_of(tmp_path, "roe")
     assert 0 < base["rounding"] == roe["rounding"]
     [row] = rows[rows["method"] == "roe"].to_dict("records")
     assert "equal" in row["notes"]

@@ -200,7 +200,7 @@ def test_intervals_of_earlier_methods_are_made_anew_without_the_model(roe, calls
 
 
 def test_progress_names_each_run(roe, monkeypatch):
-    """Broken by bars of a run and its baseline that nobody can tell apart."""
+    """Broken by bars of a run and its baseline that look the same."""
     titles = []
 
     class Noted(Progress):
@@ -398,7 +398,8 @@ def test_two_processes_with_one_run(roe, calls):
     assert (first.exitcode, second.exitcode) == (0, 0)
     assert len(calls()) == 90, "the baseline once"
     stored = run(roe), run(replace(roe, seed=1))
-    assert all(outcome.stored for outcome in stored)
+    for outcome in stored:
+        assert outcome.stored
     assert stored[0].results["moe_lab"]["baseline"] == stored[1].results["moe_lab"]["baseline"]
 
 
@@ -416,10 +417,11 @@ def test_the_votes_of_a_run_are_resumed(roe, calls):
     file = outcome.run.folder / "samples_addsub.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     texts = [line["resps"][0] for line in lines]
-    assert [len(samples) for samples in texts] == [3] * 4
-    assert all(len(set(samples)) > 1 for samples in texts)
-    for line, sampled in zip(lines, texts, strict=True):
-        answers = [answer_number(text) for text in sampled]
+    assert len(texts) == 4
+    for line, samples in zip(lines, texts, strict=True):
+        assert len(samples) == 3
+        assert len(set(samples)) > 1
+        answers = [answer_number(text) for text in samples]
         assert line["filtered_resps"] == [max(answers, key=answers.count)]
     log = outcome.run.folder / "responses.jsonl"
     log_lines = log.read_text().splitlines(keepends=True)

@@ -260,7 +260,8 @@ def _is_composite(op: Any) -> bool:
 def _check_devices(op: Any, args: Any, tensors: list[Tensor]) -> None:
     elsewhere = [leaf for leaf in tensors if not isinstance(leaf, AccelTensor) and leaf.dim()]
     if op in _INDEXED and isinstance(args[0], AccelTensor):
-        elsewhere = [leaf for leaf in elsewhere if all(leaf is not index for index in args[1])]
+        index_ids = {id(index) for index in args[1]}
+        elsewhere = [leaf for leaf in elsewhere if id(leaf) not in index_ids]
     if elsewhere and len(elsewhere) < len(tensors) and op not in _NEW:
         raise RuntimeError(
             f"{op}: Expected all tensors to be on the same device, not on {NAME}:0 and cpu."
@@ -306,9 +307,8 @@ def _count() -> None:
         return
     frames = [frame for frame in traceback.extract_stack() if "/moe_lab/" in frame.filename]
     caller_frame = frames[-1] if frames else traceback.extract_stack()[0]
-    _reads[
-        f"{caller_frame.filename.rpartition('/moe_lab/')[2]}:{caller_frame.lineno} {caller_frame.line}"
-    ] += 1
+    file = caller_frame.filename.rpartition("/moe_lab/")[2]
+    _reads[f"{file}:{caller_frame.lineno} {caller_frame.line}"] += 1
 
 
 @contextmanager

@@ -78,7 +78,8 @@ class Forked:
         for stream, file in enumerate(self.files, 1):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
         # pytest has replaced the streams
-        sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
         sys.exit(main(list(self.argv)))
 
     def ended(self) -> Ended:

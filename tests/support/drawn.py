@@ -132,7 +132,6 @@ def _overlap(corners: np.ndarray, other_corners: np.ndarray) -> bool:
     )
     if are_apart.any():
         return False
-    text_outline, other_outline = (
-        Outline(np.vstack([points, points[:1]]), closed=True) for points in (corners, other_corners)
-    )
+    text_outline = Outline(np.vstack([corners, corners[:1]]), closed=True)
+    other_outline = Outline(np.vstack([other_corners, other_corners[:1]]), closed=True)
     return bool(text_outline.intersects_path(other_outline, filled=True))

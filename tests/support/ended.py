@@ -1,4 +1,4 @@
-"""What a command left behind: its results and the stored answers of its runs."""
+"""What a command wrote: its results and the stored answers of its runs."""
 
 import json
 from pathlib import Path

@@ -68,7 +68,9 @@ class GoldenRun(FakeRun):
     def values(self, among: str = "") -> list[float]:
         """The score of each document: 1 with the method's share, with half
         of it under another routing."""
-        share = RIGHT[self.config.method.name] * (0.5 if among else 1)
+        share = RIGHT[self.config.method.name]
+        if among:
+            share /= 2
         generator = Random(f"{self.run_id} {among}")
         return [float(generator.random() < share) for _ in range(DOCUMENTS)]
 

@@ -65,7 +65,8 @@ def _rank(
     for stream in (1, 2):
         os.dup2(file, stream)
     # pytest has replaced the streams
-    sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", closefd=False)
     sharded.cache_clear()
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()

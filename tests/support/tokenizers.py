@@ -66,7 +66,7 @@ def _sentencepiece_bpe(blank_in_front: bool) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"▁*[^▁\n]+|\n"), "isolated")
     backend.normalizer = normalizers.Sequence(steps)
     backend.decoder = decoders.Sequence(decoding)
-    ascii_texts = ("".join(char for char in text if char.isascii()) for text in _texts())
+    ascii_texts = (text.encode("ascii", errors="ignore").decode() for text in _texts())
     trainer = trainers.BpeTrainer(
         vocab_size=SIZE - len(BYTES), special_tokens=SPECIAL, show_progress=False
     )

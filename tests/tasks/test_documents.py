@@ -121,7 +121,8 @@ def test_a_validation_split_that_is_not_evaluated_comes_first(data):
     task = view(config(data, "arc_easy"))
     assert task.config.custom_dataset.source == "validation"
     assert len(task.task_docs) == 4
-    assert all(int(document["id"][1:]) in range(50, 59) for document in task.task_docs)
+    for document in task.task_docs:
+        assert int(document["id"][1:]) in range(50, 59)
 
 
 def test_then_the_train_split_if_there_is_one_with_examples_from_its_other_rows(data):

@@ -1,5 +1,5 @@
-"""Breaks if a prompt contains its own document, if other prompts change, or if nobody
-is told where examples come from."""
+"""Breaks if a prompt contains its own document, if other prompts change, or if no note says
+where examples come from."""
 
 from pathlib import Path
 from typing import Any

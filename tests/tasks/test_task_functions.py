@@ -78,9 +78,8 @@ def test_the_prompt_and_the_names_to_choose_from(name, tmp_path):
     arguments = [instance.args for instance in task.instances]
     assert {context for context, _ in arguments} == {prompt}
     kind = "ending" if name.startswith("hellaswag") else "answer"
-    assert [answer for _, answer in arguments] == [
-        f" {kind}{number}" for number in range(1, len(arguments) + 1)
-    ]
+    for number, (_, answer) in enumerate(arguments, 1):
+        assert answer == f" {kind}{number}"
     assert task.doc_to_target(task.task_docs[0]) == gold
 
 
@@ -353,7 +352,8 @@ def test_a_fixed_place_of_the_right_answer_is_shuffled_the_same_way_each_time(tm
     golds = [first.doc_to_target(document) for document in first.task_docs]
     assert golds == [second_load.doc_to_target(document) for document in second_load.task_docs]
     # by chance: below 1e-3 for a fair shuffle
-    assert all(count >= 8 for count in Counter(golds).values())
+    for count in Counter(golds).values():
+        assert count >= 8
     assert sorted(Counter(golds)) == [0, 1, 2, 3]
     for document, gold in zip(first.task_docs, golds, strict=True):
         assert f"\n{'ABCD'[gold]}. water\n" in first.doc_to_text(document)
@@ -363,9 +363,8 @@ def test_a_fixed_place_of_the_right_answer_is_shuffled_the_same_way_each_time(tm
 def test_what_is_in_letters_already_or_generated_stays_as_it_is(name, tmp_path):
     for split in ("dev", "validation", "test"):
         write_jsonl(tmp_path / "mmlu_virology" / f"{split}.jsonl", [MMLU])
-    letters, text = (
-        load(tmp_path, name, answer=answer, num_fewshot=0) for answer in ("letters", "text")
-    )
+    letters = load(tmp_path, name, answer="letters", num_fewshot=0)
+    text = load(tmp_path, name, answer="text", num_fewshot=0)
     prompts_asked = [
         (
             name_of_task.doc_to_text(name_of_task.task_docs[0]),

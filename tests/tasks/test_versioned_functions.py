@@ -231,12 +231,15 @@ def test_functions_that_a_yaml_of_the_package_names_are_versioned_and_kept_here(
 def syntax_trees(value: Any) -> list[str]:
     """The functions among hashed settings whose code counts: [name, digest]."""
     if isinstance(value, dict):
-        return [name for item in value.values() for name in syntax_trees(item)]
+        return syntax_trees(list(value.values()))
     if not isinstance(value, list):
         return []
     if len(value) == 2 and re.fullmatch("[0-9a-f]{64}", str(value[1])):
         return [value[0]]
-    return [name for item in value for name in syntax_trees(item)]
+    names = []
+    for item in value:
+        names += syntax_trees(item)
+    return names
 
 
 @pytest.mark.parametrize(

@@ -117,11 +117,14 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "bandwidth"), [*((name, None) for name in KERNELS), *((name, 0.4) for name in SCALED)]
-)
-def test_formulas_with_the_median_where_no_bandwidth_is_given(name, bandwidth):
-    values = [FORMULAS[name](d, bandwidth or 0.7) for d in DISTANCES]
+MEDIAN = 0.7
+"""Of DISTANCES."""
+CASES = [(name, None, MEDIAN) for name in KERNELS] + [(name, 0.4, 0.4) for name in SCALED]
+
+
+@pytest.mark.parametrize(("name", "bandwidth", "used_bandwidth"), CASES)
+def test_formulas_with_the_median_where_no_bandwidth_is_given(name, bandwidth, used_bandwidth):
+    values = [FORMULAS[name](distance, used_bandwidth) for distance in DISTANCES]
     expected = torch.tensor([value / max(values) for value in values])
     torch.testing.assert_close(kernel(name, torch.tensor([DISTANCES]), bandwidth)[0], expected)
 

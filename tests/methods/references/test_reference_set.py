@@ -1,7 +1,7 @@
 """Which documents references come from, and the sets that are built of them.
 
 Broken by: a test document among them, another split or size than Table 7's, a choice that moves
-with limit=, a missing file or split that is not told with the way out; a reference that the model
+with limit=, a missing file or split without a message and a remedy; a reference that the model
 got wrong, a pathway or token of another question, a set that is built twice, a set of another
 model or prompt that is used.
 """

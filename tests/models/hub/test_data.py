@@ -1,7 +1,8 @@
 """Data sets, conversations and corpora from the hub.
 
 Broken by: files of another split or commit, parts in another order, a fetch where the cache
-or data_dir has it, a data set that cannot be had and is tried for long or not told as what it is.
+or data_dir has it, a data set that cannot be had and is tried for long, or whose message names
+another cause.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Models of the hub: revisions and commits, what is fetched, and what is told of a failure.
+"""Models of the hub: revisions and commits, what is fetched, and messages about failures.
 
 Broken by: a revision that is not pinned to its commit, a hub that is asked again or waited for,
-a file that is fetched twice or left out, a failure that is not told as what it is, without
+a file that is fetched twice or left out, a failure whose message names another cause, without
 what to do or with the token.
 """
 
@@ -119,7 +119,8 @@ def test_weights_are_those_that_transformers_loads(client, hub, olmoe_repository
     files = known_weights(weights())
     assert files[0] == "model.safetensors.index.json"
     assert len(files) > SHARDS
-    assert all(name.endswith(".safetensors") for name in files[1:])
+    for name in files[1:]:
+        assert name.endswith(".safetensors")
 
 
 def as_bin(files: dict[str, bytes], shards: int) -> dict[str, bytes]:
@@ -159,7 +160,8 @@ def test_a_repository_with_bin_files_alone_is_the_same_model(
     new_command()
     loaded_weights = load_model(MODEL, **options).model.state_dict()
     assert loaded_weights.keys() == expected.keys()
-    assert all(torch.equal(loaded_weights[name], expected[name]) for name in expected)
+    for name in expected:
+        assert torch.equal(loaded_weights[name], expected[name])
     assert len(known_weights(weights())) == (1 if shards == 1 else shards + 1)
 
 

@@ -1,5 +1,5 @@
 """Broken by a quantity read from another row or column of the figure, or shown in another unit;
-in Table 7 of C3PO by a paper's number beside another set, and by a set that is left out.
+in Table 7 of C3PO by a paper's number next to another set, and by a set that is left out.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ and by a p that is corrected for other comparisons than the command's.
 Averages over tasks, and groups of tasks.
 
 Broken by an average over part of the tasks, by an interval that treats all documents as one sample,
-by a group that loses its interval, by published numbers put beside the wrong task.
+by a group that loses its interval, by published numbers put next to the wrong task.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Numbers of a training in a paper's table.
 
 Broken by an interval over one seed's rows for several seeds, by the loss of another task's
-run beside the first, by an average over tasks that counts the loss as one, by a mark for part
+run next to the first, by an average over tasks that counts the loss as one, by a mark for part
 of the documents on held-out rows.
 
 Expert metrics and comparisons with other runs in a paper's table.

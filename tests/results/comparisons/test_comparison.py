@@ -118,7 +118,8 @@ def test_all_rows_of_the_command_are_corrected_together(tmp_path):
     expected = [("b1", "t"), ("b1", "u"), ("b2", "t"), ("b2", "u")]
     assert [(score.run_id, score.task) for score in scores] == expected
     assert [score.p for score in scores] == pytest.approx([2 / 2**12, 1, 2 / 2**6, 1])
-    assert [score.p_holm for score in scores] == pytest.approx(holm([score.p for score in scores]))
+    corrected = holm([score.p for score in scores])
+    assert [score.p_holm for score in scores] == pytest.approx(corrected)
     assert [score.significant for score in scores] == [True, False, False, False]
     corrected_alone = compare([a, b2]).scores[0]
     assert corrected_alone.p_holm == pytest.approx(2 * corrected_alone.p)
@@ -486,7 +487,8 @@ def test_values_that_are_no_numbers_are_not_compared_and_it_is_said(tmp_path, me
     log = samples_of(acc=[0.0, 1.0], **{metric: [value, 1.0]})
     config = {"t": {"metric_list": [{"metric": "acc"}, {"metric": metric}]}}
     scores = {"t": {"acc,none": 0.5, f"{metric},none": 0.5}}
-    a, b = (evaluation(tmp_path, key, {"t": log}, scores=scores, configs=config) for key in "ab")
+    a = evaluation(tmp_path, "a", {"t": log}, scores=scores, configs=config)
+    b = evaluation(tmp_path, "b", {"t": log}, scores=scores, configs=config)
     comparison = compare([a, b])
     assert [score.metric for score in comparison.scores] == ["acc,none"]
     assert any(metric in note for note in comparison.notes)
@@ -499,12 +501,11 @@ def test_a_folder_and_its_own_file_are_one_result(tmp_path):
 
 
 def test_documents_without_a_hash_are_paired_by_their_order_and_it_is_said(tmp_path):
-    logs = [[sample(i, acc=1.0) | {"doc_hash": None} for i in range(3)] for _ in "ab"]
-    a, b = (evaluation(tmp_path, key, {"t": log}) for key, log in zip("ab", logs, strict=True))
-    assert (
-        "t: the log of a has no doc_hash, so documents are paired by their order."
-        in compare([a, b]).notes
-    )
+    log = [sample(i, acc=1.0) | {"doc_hash": None} for i in range(3)]
+    a = evaluation(tmp_path, "a", {"t": log})
+    b = evaluation(tmp_path, "b", {"t": log})
+    note = "t: the log of a has no doc_hash, so documents are paired by their order."
+    assert note in compare([a, b]).notes
 
 
 def test_a_compressed_log_with_a_byte_order_mark_and_a_blank_line_is_read(tmp_path):

@@ -89,7 +89,9 @@ def test_the_sign_is_the_same_for_other_scores_and_other_runs(name):
         "word_perplexity": [(log - 5, n) for log, n in logs],
     }
     block = stored(results_a, results_b, name)
-    paired = (block if name == "baseline" else block["compared"][name])["paired"]["t"]
+    if name != "baseline":
+        block = block["compared"][name]
+    paired = block["paired"]["t"]
     assert paired["bleu,none"]["difference"] == pytest.approx(2)
     assert paired["bleu,none"]["ci95"][0] > 0
     assert paired["word_perplexity,none"]["difference"] < 0

@@ -2,7 +2,7 @@
 and the cells next to them.
 
 Broken by a number in another one's place, an average that is not that of its row, a doubtful number
-without a mark, a published number that no cell stands beside, a design that two settings share,
+without a mark, a published number without a cell next to it, a design that two settings share,
 a standard error that is not that of independent tasks.
 """
 

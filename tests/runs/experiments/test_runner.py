@@ -1,4 +1,4 @@
-"""Tables of papers: cells, continuing, failed cells, measured beside published.
+"""Tables of papers: cells, continuing, failed cells, measured next to published.
 
 Broken by: a stored cell that is run again, a failed cell that stops the others,
 a number in the wrong place.
@@ -116,8 +116,13 @@ def test_scales_expand_to_overrides_and_an_option_brings_its_own():
     scale = Scale(
         grid={"task": ["a", "b"], "seed": [1, 2]}, cells=[["method=base"]], set=["limit=3"]
     )
-    grid = [[f"task={task}", f"seed={seed}", "limit=3"] for task in "ab" for seed in (1, 2)]
-    assert scale.overrides() == [*grid, ["method=base", "limit=3"]]
+    assert scale.overrides() == [
+        ["task=a", "seed=1", "limit=3"],
+        ["task=a", "seed=2", "limit=3"],
+        ["task=b", "seed=1", "limit=3"],
+        ["task=b", "seed=2", "limit=3"],
+        ["method=base", "limit=3"],
+    ]
     methods = {"method": ["base", ["roe", "tuning=tpe", "seeds=2"]], "task": ["a"]}
     scale = Scale(grid=[methods, {"model.path": [["owner/name", "model.name=x"]]}], set=["limit=3"])
     assert scale.overrides() == [
@@ -284,7 +289,7 @@ def test_a_cell_of_two_tables_is_one_job(runs, write, tables, capsys):
 
 
 def test_roe_at_temperature_0_is_a_column_of_its_own(runs, write, tables, capsys):
-    """What rounding alone changes stands beside RoE and is not taken for it."""
+    """What rounding alone changes is next to RoE and is not taken for it."""
     write("table_t", ("[base, roe]", "[base, roe, [roe, method.temperature=0]]"))
     assert run_command(capsys, "experiment=table_t").code == 0
     lines = (tables / "paper-table_t-tiny.md").read_text().splitlines()

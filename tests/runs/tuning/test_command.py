@@ -257,10 +257,8 @@ def test_killed_three_times_it_ends_with_the_trials_of_an_unbroken_study(command
         forked.process.join()
     for output in ("killed", "unbroken"):
         assert run_forked(tmp_path, *longer, "device=cpu", f"output_dir={output}").code == 0
-    killed, unbroken = (
-        trials(output).filter(regex="^(number|value|state|params_)")
-        for output in ("killed", "unbroken")
-    )
+    killed = trials("killed").filter(regex="^(number|value|state|params_)")
+    unbroken = trials("unbroken").filter(regex="^(number|value|state|params_)")
     assert list(killed["number"]) == list(range(15))
     assert len(killed.columns) > 4
     pandas.testing.assert_frame_equal(killed, unbroken, check_exact=True)

@@ -72,8 +72,9 @@ def test_the_untuned_model_is_trial_0_and_other_trials_are_the_samplers():
     search = temperature_search(tuned(), facts())
     assert search.fixed(0) == {f"layer_{layer}": 0.0 for layer in range(1, 7)}
     assert search.fixed(1) is None
-    temperatures = search.temperatures(trial(**{f"layer_{i}": i / 10 for i in range(1, 7)}))
-    assert temperatures == [*(i / 10 for i in range(7)), 0]
+    parameters = {f"layer_{layer}": layer / 10 for layer in range(1, 7)}
+    temperatures = search.temperatures(trial(**parameters))
+    assert temperatures == [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0]
 
 
 def test_uniform_tries_every_step_in_all_layers():
@@ -185,7 +186,8 @@ def test_the_identity_has_the_same_settings_for_every_search():
     names = {"tuning", "metric", "moe_layers", "skip_layers", "max_temperature", "step"}
     names |= {"logit_scale", "given", "grid"}
     searches = [layers(), uniform(), scale([0.0] * 4), settings()]
-    assert all(search.identity.keys() == names for search in searches)
+    for search in searches:
+        assert search.identity.keys() == names
     grid = searches[-1].identity
     assert (grid["skip_layers"], grid["max_temperature"], grid["step"]) == (0, 0.0, 0.05)
     error = layers(metric="accuracy", lower_is_better=True).identity

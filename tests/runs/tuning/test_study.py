@@ -2,7 +2,7 @@
 by.
 
 Broken by: an identity that leaves something out, a request that cannot be which is found only after
-weights are loaded, bare answers that are scored behind steps, a study of another id than GSM8K's
+weights are loaded, bare answers that are scored after steps, a study of another id than GSM8K's
 own, a test document that is left out for a study on other data, prompts or answers other
 than the task's, pruning that loses the best trial.
 """
@@ -249,7 +249,7 @@ ANSWERS = {
 def test_perplexity_is_that_of_the_reference_answers(
     task, tiny_olmoe_dir, data, tmp_path, olmoe, tokenizer
 ):
-    """Against the untouched model, document by document."""
+    """Against the base model, document by document."""
     study = study_of(
         tiny_olmoe_dir, data, tmp_path, task, num_fewshot=0, tuning={"metric": "perplexity"}
     )

@@ -142,7 +142,7 @@ def test_two_processes_share_a_study(tmp_path):
 
 @pytest.mark.slow
 def test_a_study_waits_for_a_living_process(tmp_path):
-    """The last trial of another worker is not taken: claim() returns only once it is told."""
+    """The last trial of another worker is not taken: claim() returns only after `tell`."""
     claimed = fork.Event()
 
     def work() -> None:

@@ -80,9 +80,9 @@ class Reference:
         return out_D
 
     def mlp(self, prefix: str, hidden_H: Array) -> Array:
-        gate, up, down = (
-            self.weights[f"{prefix}{name}_proj.weight"] for name in ("gate", "up", "down")
-        )
+        gate = self.weights[f"{prefix}gate_proj.weight"]
+        up = self.weights[f"{prefix}up_proj.weight"]
+        down = self.weights[f"{prefix}down_proj.weight"]
         gated = gate @ hidden_H
         return down @ (gated / (1 + np.exp(-gated)) * (up @ hidden_H))
 

@@ -15,6 +15,6 @@ PUBLISHED = {
 PUBLISHED |= dict.fromkeys(("olmoe-base", "olmoe-0125-instruct"), PUBLISHED["olmoe"])
 
 GPT_OSS_TOKENS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>")
-"""Special tokens beside the beginning, end and padding."""
+"""Special tokens other than the beginning, end and padding."""
 GPT_OSS_TEMPLATE = (FOLDER / "gpt-oss.jinja").read_text(encoding="utf-8")
 """The published chat template without tools and earlier reasoning."""

@@ -1,7 +1,7 @@
 """The moderation client against a loopback server that speaks the documented API.
 
 Broken by: a request that is not tried again after 429 or 500, a wait shorter than Retry-After,
-a wrong key that is tried again or told, an answer without verdict that is scored, a verdict
+a wrong key that is tried again or printed, an answer without verdict that is scored, a verdict
 that is lost when the endpoint goes away.
 """
 

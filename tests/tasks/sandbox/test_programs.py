@@ -262,7 +262,8 @@ def test_a_program_has_five_processes_or_threads_whoever_executes_it(bubblewrap)
     assert threads == ["failed: RuntimeError"], "can't start new thread"
 
 
-FEW, SHORT = (Limits(cpu_seconds=1, wall_seconds=seconds) for seconds in (20, 1))
+FEW = Limits(cpu_seconds=1, wall_seconds=20)
+SHORT = Limits(cpu_seconds=1, wall_seconds=1)
 WAITING = "import time; time.sleep(99)"
 LIMITED = {
     "while True: pass": "timed out: processor time",

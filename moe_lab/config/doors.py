@@ -15,6 +15,7 @@ DOORS = (
     "method.peft",
     "tuning.sampler",
     "tuning.pruner",
+    "logger.init",
     "launcher.parameters",
 )
 """The keys. Their default is an empty dictionary."""

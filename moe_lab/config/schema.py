@@ -188,10 +188,27 @@ class LoggerConfig:
     tags: list[str] = field(default_factory=list)
     mode: Literal["online", "offline", "disabled"] | None = None
     """Null: WANDB_MODE, else online with an API key, else offline."""
+    init: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `wandb.init` (`moe_lab/reports/wandb_init.py`). Those that are keys here become
+    these."""
 
     def __post_init__(self) -> None:
-        if self.name == "wandb":
-            need_package("wandb", "wandb", "logger=wandb")
+        if not self.init:
+            return
+        if self.name == "none":
+            raise ConfigError("logger.init has no effect with logger=none. Use logger=wandb.")
+        self.init = dict(self.init)
+        for key in ("project", "entity", "group", "tags", "mode"):
+            if key not in self.init:
+                continue
+            value = self.init.pop(key)
+            if getattr(self, key) not in (None, [], value):
+                raise ConfigError(
+                    f"logger.init.{key}={value} and logger.{key}={getattr(self, key)} are the same "
+                    "setting. Give one of them."
+                )
+            setattr(self, key, value)
+        check_limits(self, "logger.")
 
 
 @dataclass(kw_only=True)

@@ -51,6 +51,13 @@ class StoredMetrics:
                 entropies[kind] = Entropy.model_validate(block)
         return entropies
 
+    def layers(self, name: str) -> list[float | None]:
+        """A counted metric of each MoE layer, over all tokens; empty if none was counted."""
+        block = self.content[name]["all"]
+        if block is None:
+            return []
+        return [layer["value"] for layer in block["layers"]]
+
     def losses(self, name: str, intervention: Intervention) -> dict[str, dict[str, Loss]]:
         """The losses by task and `metric,filter`; empty for a method that does not allow
         interventions."""

@@ -300,6 +300,17 @@ class WandbLogger(Logger):
         """Begin the W&B run in `mode` ("online", "offline"), with its files in `folder`."""
         import wandb
 
+        given = dict(self._config.logger.init)
+        settings = {
+            "silent": True,
+            "console": "off",
+            "disable_git": True,
+            "disable_code": not given.get("save_code", False),
+            "init_timeout": 30,  # seconds; after it the run is logged offline
+            "finish_timeout": 300,  # `wandb sync` uploads the rest
+            "finish_timeout_raises": True,
+        }
+        settings |= given.pop("settings", {})
         return wandb.init(
             mode=mode,
             **self._place,
@@ -312,15 +323,8 @@ class WandbLogger(Logger):
             allow_val_change=True,
             dir=str(folder),
             reinit="create_new",
-            settings=wandb.Settings(
-                silent=True,
-                console="off",
-                disable_git=True,
-                disable_code=True,
-                init_timeout=30,  # seconds; after it the run is logged offline
-                finish_timeout=300,  # `wandb sync` uploads the rest
-                finish_timeout_raises=True,
-            ),
+            settings=wandb.Settings(**settings),
+            **given,
         )
 
 

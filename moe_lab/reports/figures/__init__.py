@@ -61,16 +61,24 @@ def write_study_figures(folder: Path) -> list[Path]:
 
 
 def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
-    """Draw the figures of a run's traces that its method declares (`kinds`) into its `figures/`.
+    """Draw a run's traces, as its method declares (`kinds`), and its expert metrics into its
+    `figures/`.
 
-    Returns the paths, each PNG followed by its CSV; none without traces.
+    Returns the paths, each PNG followed by its CSV; none without traces and expert metrics.
     """
+    from moe_lab.reports.expert import expert_metrics_of
+
+    paths: list[Path] = []
+    metrics = expert_metrics_of(result)
+    if metrics is not None:
+        from moe_lab.reports.figures.routing import write_routing_figures
+
+        paths += write_routing_figures(result.stored_in, metrics)
     if not kinds or not (result.stored_in / TRACES).is_file():
-        return []
+        return paths
     from moe_lab.reports.figures.stored_traces import read_traces
 
     traces = read_traces(result)
-    paths = []
     for kind in kinds:
         module = import_module(f"moe_lab.reports.figures.{FIGURES[kind].module}")
         draw = getattr(module, f"draw_{kind}")

@@ -1,0 +1,86 @@
+"""`logger.init={...}`: arguments of `wandb.init`, under its own names.
+
+https://docs.wandb.ai/ref/python/init
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any, get_type_hints
+
+from moe_lab.config.doors import library_value
+from moe_lab.config.validators import did_you_mean
+from moe_lab.errors import ConfigError
+
+PAGE = "https://docs.wandb.ai/ref/python/init"
+SAME_KEYS = ("project", "entity", "group", "tags", "mode")
+"""Arguments that are keys of `logger`."""
+_ONE_RUN = "a W&B run belongs to one folder, and continues with it"
+REFUSED = {
+    "allow_val_change": _ONE_RUN,
+    "anonymous": "wandb no longer has it",
+    "config": "it is the configuration of the run",
+    "dir": "files of W&B are in output_dir=, or in WANDB_DIR",
+    "fork_from": _ONE_RUN,
+    "id": _ONE_RUN,
+    "job_type": "it says whether the W&B run is a run, a study, an experiment or a command",
+    "monitor_gym": "no environment is run",
+    "name": "it is the folder's name",
+    "reinit": _ONE_RUN,
+    "resume": _ONE_RUN,
+    "resume_from": _ONE_RUN,
+    "sync_tensorboard": "no TensorBoard files are written",
+    "tensorboard": "no TensorBoard files are written",
+}
+"""The arguments that are not taken, with the reason."""
+SECRETS = ("api_key", "identity_token_file", "azure_account_url_to_access_key")
+"""Settings of W&B that are secrets or name a file with one."""
+
+
+def checked_init(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in their types, without those that are keys of `logger`.
+
+    Raises ConfigError for an unknown argument or setting, a refused one, a secret, and a value of
+    another type.
+    """
+    import wandb
+
+    parameters = signature(wandb.init).parameters
+    hints = get_type_hints(wandb.init)
+    checked = {}
+    for name, value in given.items():
+        key = f"logger.init.{name}"
+        if name not in parameters:
+            accepted = [known for known in parameters if known not in REFUSED]
+            raise ConfigError(
+                f"Unknown argument {key}.{did_you_mean(name, accepted)}\nAll arguments: {PAGE}"
+            )
+        if name in REFUSED:
+            raise ConfigError(f"{key} is not taken: {REFUSED[name]}.")
+        if name == "settings":
+            checked[name] = _checked_settings(value)
+        else:
+            checked[name] = library_value(key, value, hints[name])
+    return checked
+
+
+def _checked_settings(given: Any) -> dict[str, Any]:
+    """Settings of W&B. Raises ConfigError for an unknown one, a secret, and an impossible value."""
+    import wandb
+    from pydantic import ValidationError
+
+    known = wandb.Settings.model_fields
+    for name in given:
+        key = f"logger.init.settings.{name}"
+        if name in SECRETS:
+            raise ConfigError(f"{key} is not taken: a secret belongs in the environment.")
+        if name not in known:
+            raise ConfigError(f"Unknown setting {key}.{did_you_mean(name, known)}\nPage: {PAGE}")
+    try:
+        wandb.Settings(**given)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        name = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"logger.init.settings.{name}: {first['msg']}.") from error
+    return dict(given)

@@ -29,6 +29,15 @@ def command(tiny_olmoe_dir, tmp_path, monkeypatch):
     return f"{task} {tuning}".split()
 
 
+def assert_other_documents(block, outputs):
+    """A run and its base run are evaluated on the documents that the study leaves."""
+    evaluated = block["samples"]["addsub"]
+    assert sorted([*evaluated, *block["tuning"]["samples"]["addsub"]]) == list(range(12))
+    [file] = outputs.glob(f"runs/*-{block['baseline']['run_id'][:8]}/results.json")
+    base = json.loads(file.read_text())
+    assert base["moe_lab"]["samples"]["addsub"] == evaluated
+
+
 @pytest.mark.slow
 def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     before = run_command(capsys, *command, "mode=plan")
@@ -55,11 +64,7 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
         assert block["tuning"]["study"] == folder.name
         assert "untuned" not in block
         assert block["roe"]["temperatures"] == profile["temperature"]
-        evaluated = block["samples"]["addsub"]
-        assert sorted([*evaluated, *block["tuning"]["samples"]["addsub"]]) == list(range(12))
-        [file] = tmp_path.glob(f"outputs/runs/*-{block['baseline']['run_id'][:8]}/results.json")
-        base = json.loads(file.read_text())
-        assert base["moe_lab"]["samples"]["addsub"] == evaluated
+        assert_other_documents(block, tmp_path / "outputs")
 
     loads.clear()
     second_run = run_command(capsys, *command)

@@ -628,3 +628,6 @@ def test_expert_metrics_can_be_read_back(method, tmp_path):
     assert ("expert/specialization/toy_choice/acc,none" in scores) == (method == "base")
     for key, value in scores.items():
         assert summary[key] == pytest.approx(value), key
+    for name in ("expert_metrics", "selections", "coactivation"):
+        assert summary[f"figures/{name}"]["_type"] == "image-file"
+        assert summary[f"tables/{name}"]["_type"] == "table-file"

@@ -55,10 +55,11 @@ def draw_selections(selections_LE: np.ndarray, experts: Sequence[int]) -> Drawin
         experts: the number of experts of each layer.
     """
     share_LE = shares(selections_LE)
-    rows = []
+    rows: list[dict[str, object]] = []
     for layer, count in enumerate(experts):
         for expert in range(count):
-            rows.append({"layer": layer, "expert": expert, "share": float(share_LE[layer, expert])})
+            share = float(share_LE[layer, expert])
+            rows.append({"layer": layer, "expert": expert, "share": share})
     return Drawing(rows, partial(_draw_selections, share_LE), "Selections of experts")
 
 

@@ -73,7 +73,7 @@ def draw_coactivation(pairs_LEE: np.ndarray, experts: Sequence[int]) -> Drawing:
     probability_LEE = shares(pairs_LEE)
     rows: list[dict[str, object]] = []
     for layer, expert, other in np.argwhere(pairs_LEE).tolist():
-        row = {
+        row: dict[str, object] = {
             "layer": layer,
             "expert": expert,
             "other": other,

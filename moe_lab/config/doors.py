@@ -21,8 +21,14 @@ DOORS = (
 """The keys. Their default is an empty dictionary."""
 
 
+TEXT_OR_DOOR = ("method.dataset.",)
+"""Beginnings of keys in place of a text: `method.dataset=toy`, or `method.dataset.path=csv`."""
+
+
 def is_in_door(key: str) -> bool:
     """Whether a key is one of `DOORS`, or a key in it."""
+    if key.startswith(TEXT_OR_DOOR):
+        return True
     return any(key == door or key.startswith(f"{door}.") for door in DOORS)
 
 

@@ -51,7 +51,7 @@ class C2R(PolicyMethod):
         partners: int | None = None
         """T, the partners of each expert; null: half of the experts."""
         profile: UserPath | None = None
-        dataset: UserPath = "toy"
+        dataset: UserPath | dict[str, Any] = "toy"
         dataset_size: PositiveInt | None = None
 
     def partners(self, facts: ModelFacts) -> int:
@@ -152,7 +152,11 @@ def profile_of(config: RunConfig, data: Callable[[], Data], model: LoadedModel) 
         return read_profile(method.profile)
     key = _PairsKey(repr(config.model), model.facts.dtype, data().digest)
     pairs_LEE = once(key, lambda: _count_pairs(config, data(), model))
-    return PairProfile(pairs_LEE, Path(method.dataset).name, is_of_run=False)
+    if isinstance(method.dataset, str):
+        name = Path(method.dataset).name
+    else:
+        name = str(method.dataset["path"])
+    return PairProfile(pairs_LEE, name, is_of_run=False)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Training data of methods: the files of a data set, their rows, and conversations to fine-tune on.
 
-A data set is one of the hub, of `data_dir`, own files (JSON Lines or parquet) or a folder of them,
-or generated. A conversation is a row with `messages`, [{"role": "user", "content": ...}, {"role":
-"assistant", ...}, ...], or with LIMA's `conversations`, the texts of user and assistant in turn. An
-answer with "weight": 0 is a part of the prompt of later answers and is not trained on. Neither is
-an empty answer.
+A data set is one of the hub, of `data_dir`, own files or a folder of them, generated, or what
+`datasets` reads (`library_rows.py`). A conversation is a row with `messages`, [{"role": "user",
+"content": ...}, {"role": "assistant", ...}, ...], with LIMA's `conversations`, the texts of user
+and assistant in turn, or with `prompt` and `completion`, two texts. An answer with "weight": 0 is a
+part of the prompt of later answers and is not trained on. Neither is an empty answer.
 """
 
 import hashlib
@@ -21,6 +21,13 @@ from typing import Any
 from moe_lab.config.paths import user_path
 from moe_lab.config.schema import Config
 from moe_lab.errors import MoeLabError, TaskError, reading
+from moe_lab.methods.library_rows import (
+    BUILDERS,
+    builder_of,
+    check_arguments,
+    library_rows,
+    rows_of_file,
+)
 from moe_lab.models.hub import commit_of, explain, fetch, is_offline, snapshot
 from moe_lab.tasks.loading import once
 from moe_lab.tasks.toy.differences import conversations
@@ -32,8 +39,10 @@ TRAIN = re.compile(
 )
 """Files of a train split: train.jsonl, data/train-00000-of-00002.parquet, or the latter with a
 hash."""
+DataSet = str | dict[str, Any]
+"""A name or a path, or arguments of `datasets.load_dataset`."""
 FORMATS = (".jsonl", ".parquet")
-"""Endings of files with rows."""
+"""Endings of files whose rows are read here, with the line in messages. `datasets` reads others."""
 Conversation = list[dict[str, Any]]
 """Messages with `role` and `content`. An answer that is not trained on also has `weight`, 0."""
 TOY_SIZES = {"toy": 1000, "toy_subtract": 5940, "toy_safe": 200, "toy_unsafe": 200}
@@ -108,19 +117,20 @@ def data_files(
     Raises TaskError for an unknown name and for missing files.
     """
     path = user_path(dataset)
-    if path.suffix not in FORMATS:
+    if builder_of(path) is None:
         if dataset in known or re.fullmatch(r"\w[\w.-]*/[\w.-]+", dataset):
             path = Path(config.data_dir or "") / dataset.rpartition("/")[2] / "train.jsonl"
             if config.data_dir is None or not path.is_file():
                 id = known.get(dataset, dataset)
                 files, commit = train_files(id, offline=config.offline, key=key)
                 return files, {"data_set": id, "commit": commit}
-        elif files := sorted(file for file in path.rglob("*") if file.suffix in FORMATS):
+        elif files := sorted(file for file in path.rglob("*") if builder_of(file)):
             return files, None
         else:
             raise TaskError(
                 f"{key}={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on "
-                f"the hub, or a file or folder (./name) of {' or '.join(FORMATS)}."
+                f"the hub, a file or folder (./name) of {', '.join(BUILDERS)}, or arguments of "
+                f"datasets.load_dataset: {key}.path=."
             )
     if not path.is_file():
         raise TaskError(f"{key}={dataset}: there is no file {path}.")
@@ -136,6 +146,9 @@ def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
 
     Raises TaskError for a file that cannot be read.
     """
+    if path.suffix not in FORMATS:
+        yield from rows_of_file(path)
+        return
     with reading(path, raises=TaskError):
         if path.suffix == ".parquet":
             from pyarrow.parquet import ParquetFile
@@ -181,26 +194,36 @@ class Data:
 
 
 def read_data(
-    config: Config, dataset: str, size: int | None = None, held_out: int = 0, key: str = KEY
+    config: Config, dataset: DataSet, size: int | None = None, held_out: int = 0, key: str = KEY
 ) -> Data:
     """`_read`, once for a grid, whose runs often share a data set."""
     name = f"conversations {config.data_dir} {config.offline} {dataset} {size} {held_out}"
     return once(name, lambda: _read(config, dataset, size, held_out, key))
 
 
-def _read(config: Config, dataset: str, size: int | None, held_out: int, key: str) -> Data:
+def is_generated(dataset: DataSet) -> bool:
+    """Whether the conversations of a data set are drawn, and not read."""
+    return isinstance(dataset, str) and dataset in TOY_SIZES
+
+
+def _read(config: Config, dataset: DataSet, size: int | None, held_out: int, key: str) -> Data:
     """The first `size` conversations of a data set, or all; `held_out` of them are for validation.
 
     Generated data sets have a validation split of their own. From other data sets the last of the
     conversations are held out, each once and without those that are trained on. Raises TaskError if
     none is left to train on or to hold out, or one is malformed.
     """
-    if dataset in TOY_SIZES:
+    source = None
+    if isinstance(dataset, dict):
+        check_arguments(key, dataset)
+        all_rows: Iterator[tuple[Any, str]] = library_rows(dataset, f"{key}.path={dataset['path']}")
+    elif dataset in TOY_SIZES:
         train = _toy(dataset, "train", size or TOY_SIZES[dataset])
         return Data(train=train, validation=_toy(dataset, "validation", held_out))
-    files, source = data_files(config, dataset, KNOWN, generated=TOY_SIZES, key=key)
-    rows = islice((row for file in files for row in read_rows(file)), size)
-    conversations = [_conversation(row, place) for row, place in rows]
+    else:
+        files, source = data_files(config, dataset, KNOWN, generated=TOY_SIZES, key=key)
+        all_rows = (row for file in files for row in read_rows(file))
+    conversations = [_conversation(row, place) for row, place in islice(all_rows, size)]
     count = len(conversations) - held_out
     if count <= 0:
         reason = ""
@@ -256,8 +279,12 @@ def _conversation(row: Any, place: str) -> Conversation:
     try:
         messages = row.get("messages")
         if messages is None:
-            turns = enumerate(row["conversations"])
-            messages = [{"role": ROLES[1 + number % 2], "content": text} for number, text in turns]
+            texts = row.get("conversations")
+            if texts is None:
+                texts = [row["prompt"], row["completion"]]
+            messages = []
+            for number, text in enumerate(texts):
+                messages.append({"role": ROLES[1 + number % 2], "content": text})
         parts = [(each["role"], each["content"], each.get("weight")) for each in messages]
     except (AttributeError, KeyError, TypeError):
         parts = [("", None, None)]
@@ -265,7 +292,7 @@ def _conversation(row: Any, place: str) -> Conversation:
         raise TaskError(
             f"{place}: no conversation. A row needs `messages`, each with a role "
             f"({', '.join(ROLES)}) and a text as `content`; or `conversations`, the texts of user "
-            "and assistant in turn."
+            "and assistant in turn; or the texts `prompt` and `completion`."
         )
     return [_message(role, content, weight, place) for role, content, weight in parts]
 

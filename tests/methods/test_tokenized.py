@@ -90,7 +90,7 @@ def test_a_name_is_a_file_or_a_data_set(tmp_path):
     own_file.touch()
     assert files(str(own_file)) == [own_file]
     for name in ("pile", "a/b/c"):
-        message = f"={name} is unknown. Use toy, chats, owner/name .* of .jsonl or .parq"
+        message = f"={name} is unknown. Use toy, chats, owner/name .* of .csv, .json"
         with pytest.raises(TaskError, match=message):
             files(name)
 

@@ -17,7 +17,7 @@ from moe_lab.config.validators import (
     one_of,
 )
 from moe_lab.errors import ConfigError
-from moe_lab.methods.data_files import TOY_SIZES
+from moe_lab.methods.data_files import is_generated
 from moe_lab.methods.early_stopping import checked_early_stopping
 from moe_lab.methods.finetune_freeze.adapter import checked_peft
 from moe_lab.methods.finetune_freeze.phases import Phase, boundaries, phases_of
@@ -68,7 +68,7 @@ class FinetuneConfig(TrainerConfig):
     name: str = "finetune-freeze"
     schedule: str = "none"
     phases: list[dict[str, Any]] | None = None
-    dataset: UserPath = "toy"
+    dataset: UserPath | dict[str, Any] = "toy"
     dataset_size: PositiveInt | None = None
     validation_size: NonNegativeInt | None = None
     learning_rate: PositiveFloat = 2e-5
@@ -173,7 +173,7 @@ class FinetuneConfig(TrainerConfig):
         """
         if self.validation_size is not None:
             return self.validation_size
-        return TOY_VALIDATION_SIZE if self.dataset in TOY_SIZES else 0
+        return TOY_VALIDATION_SIZE if is_generated(self.dataset) else 0
 
     @property
     def names_no_router(self) -> bool:
@@ -192,7 +192,7 @@ class FinetuneConfig(TrainerConfig):
         """Conversations of a pass."""
         if self.batch_size is not None:
             return self.batch_size
-        return STEP_SIZE if self.dataset in TOY_SIZES else 1
+        return STEP_SIZE if is_generated(self.dataset) else 1
 
     @property
     def step_passes(self) -> int:

@@ -77,7 +77,7 @@ class PretrainConfig(TrainerConfig):
     device_loss: NonNegativeFloat = 0.0
     devices: PositiveInt = 4
     routing_noise: NonNegativeFloat = 0.0
-    dataset: UserPath = "toy"
+    dataset: UserPath | dict[str, Any] = "toy"
     dataset_size: PositiveInt | None = None
     validation_rows: int = 64
     tokenizer: Literal["model", "train"] = "model"

@@ -20,7 +20,8 @@ from typing import Any
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.errors import ModelError, TaskError
-from moe_lab.methods.data_files import data_files, read_rows
+from moe_lab.methods.data_files import KEY, DataSet, data_files, read_rows
+from moe_lab.methods.library_rows import check_arguments, library_identity, library_rows
 from moe_lab.methods.pretrain.config import left_out_note
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.tasks.loading import once
@@ -60,13 +61,15 @@ class Corpus:
     """An ordered collection of documents. Two with the same documents are equal."""
 
     files: tuple[Path, ...] = field(compare=False)
-    """Empty for a generated corpus, which is endless."""
+    """Empty for a generated corpus, which is endless, and for one that `datasets` reads."""
     size: int | None
     """The number of documents, from the first on, with those that are left out; None: all."""
     identity: dict[str, Any] = field(hash=False)
     """All that determines the documents, without paths."""
     generated: str | None = field(default=None, compare=False)
     """A key of `GENERATED`; None: the documents are in files."""
+    arguments: dict[str, Any] | None = field(default=None, compare=False)
+    """Arguments of `datasets.load_dataset`, if that reads the documents."""
     left_out: LeftOut = field(default=LeftOut(), compare=False)
     """Nothing of a generated corpus."""
 
@@ -120,21 +123,31 @@ class Corpus:
             draw = import_module(GENERATED[self.generated]).documents
             for index in count():
                 yield from draw(0, index, GROUP)
+        for row, place in self._rows():
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                raise TaskError(f"{place}: no text. A row needs a column `text`.")
+            yield row["text"]
+
+    def _rows(self) -> Iterator[tuple[Any, str]]:
+        if self.arguments is not None:
+            yield from library_rows(self.arguments, f"{KEY}.path={self.arguments['path']}")
         for file in self.files:
-            for row, place in read_rows(file):
-                if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-                    raise TaskError(f"{place}: no text. A row needs a column `text`.")
-                yield row["text"]
+            yield from read_rows(file)
 
 
-def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
+def read_corpus(config: Config, dataset: DataSet, size: int | None) -> Corpus:
     """The corpus of `method.dataset`. Raises TaskError if it is missing or has no text."""
-    if dataset in GENERATED:
+    if isinstance(dataset, dict):
+        check_arguments(KEY, dataset)
+        identity = library_identity(dataset, offline=config.offline) | {"size": size}
+        corpus = Corpus(files=(), size=size, identity=identity, arguments=dataset)
+    elif dataset in GENERATED:
         identity = {dataset: WORLD_VERSION, "size": size}
         return Corpus(files=(), size=size, identity=identity, generated=dataset)
-    files, source = data_files(config, dataset, KNOWN)
-    content = _content_of(files) if source is None else source
-    corpus = Corpus(files=tuple(files), size=size, identity={**content, "size": size})
+    else:
+        files, source = data_files(config, dataset, KNOWN)
+        content = _content_of(files) if source is None else source
+        corpus = Corpus(files=tuple(files), size=size, identity={**content, "size": size})
     corpus = corpus.without_empty_and_duplicates()
     if next(corpus.documents(), None) is None:
         raise TaskError(f"method.dataset={dataset} has no text.")

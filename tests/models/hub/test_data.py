@@ -17,6 +17,7 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.methods import get_method
 from moe_lab.methods.data_files import Data, read_data
+from moe_lab.methods.library_rows import library_identity
 from moe_lab.methods.pretrain.corpus import read_corpus
 from moe_lab.tasks.loading import load_tasks
 from tests.support.hub.commands import new_command
@@ -193,3 +194,30 @@ def test_what_is_no_single_whole_split_is_refused(names, client, hub):
     with pytest.raises(TaskError, match=f"me/parts needs one complete train split.*{names[0]}"):
         read_corpus(Config(offline=False), "me/parts", None)
     assert not [line for line in hub.log if "train" in str(line)], "nothing was fetched"
+
+
+def test_a_configuration_and_a_split_of_the_hub_are_read(online, hub):
+    """`method.dataset.path`, `.name` and `.split`, as datasets.load_dataset takes them."""
+    rows = {}
+    for name in ("easy", "hard"):
+        rows[name] = [{"prompt": f"{name} {n}?", "completion": str(n)} for n in range(3)]
+    card = (
+        "---\nconfigs:\n"
+        "- {config_name: easy, data_files: [{split: test, path: easy.parquet}]}\n"
+        "- {config_name: hard, data_files: [{split: test, path: hard.parquet}]}\n---\n"
+    )
+    commit = data_set(
+        hub,
+        "owner/answers",
+        {
+            "README.md": card.encode(),
+            "easy.parquet": parquet(*rows["easy"]),
+            "hard.parquet": parquet(*rows["hard"]),
+        },
+    )
+    arguments = {"path": "owner/answers", "name": "hard", "split": "test"}
+    data = read_data(Config(), arguments)
+    assert [messages[0]["content"] for messages in data.train] == ["hard 0?", "hard 1?", "hard 2?"]
+    assert library_identity(arguments, offline=False)["datasets"]["commit"] == commit
+    with pytest.raises(TaskError, match=r"method.dataset.path=owner/answers .*train"):
+        read_data(Config(), {"path": "owner/answers", "name": "hard"})

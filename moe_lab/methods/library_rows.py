@@ -1,0 +1,167 @@
+"""Rows that `datasets.load_dataset` reads: `method.dataset.path=...`, under its own names.
+
+    method.dataset.path=owner/name method.dataset.name=<configuration> method.dataset.split=train
+    method.dataset.path=csv method.dataset.data_files=answers.csv method.dataset.sep=|
+
+https://huggingface.co/docs/datasets/package_reference/loading_methods#datasets.load_dataset
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from glob import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moe_lab.config.paths import user_path
+from moe_lab.config.validators import did_you_mean
+from moe_lab.errors import ConfigError, TaskError, first_line
+from moe_lab.models.hub import commit_of
+
+PAGE = "https://huggingface.co/docs/datasets/package_reference/loading_methods"
+REFUSED = {
+    "cache_dir": "it is HF_DATASETS_CACHE",
+    "download_config": "it is an object",
+    "features": "it is an object, and rows have the types of their files",
+    "keep_in_memory": "rows are read one after the other",
+    "save_infos": "it writes into the data set",
+    "storage_options": "it may hold a secret, which belongs in the environment",
+    "token": "a secret belongs in the environment: HF_TOKEN",
+    "trust_remote_code": "code of a data set is never run",
+}
+"""The arguments that are not taken, with the reason."""
+BUILDERS = {
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".tsv": "csv",
+    ".txt": "text",
+}
+"""datasets' builder of a file, by its ending."""
+COMPRESSED = (".bz2", ".gz", ".xz", ".zst")
+"""Endings of compressed files, which datasets reads as they are."""
+
+
+class PlacedRow(NamedTuple):
+    """A row, and where it is, for messages."""
+
+    row: Any
+    place: str
+
+
+def builder_of(path: Path) -> str | None:
+    """datasets' builder of a file, by its ending without that of a compression; None if it has
+    none."""
+    if path.suffix in COMPRESSED:
+        path = path.with_suffix("")
+    return BUILDERS.get(path.suffix)
+
+
+def rows_of_file(path: Path) -> Iterator[PlacedRow]:
+    """The rows of a file that datasets reads. Raises TaskError."""
+    options: dict[str, Any] = {"path": builder_of(path), "data_files": escape(str(path))}
+    if ".tsv" in path.suffixes:
+        options["sep"] = "\t"
+    yield from library_rows(options, str(path))
+
+
+def library_rows(arguments: Mapping[str, Any], name: str) -> Iterator[PlacedRow]:
+    """The rows of `load_dataset(**arguments)`, by default of the train split, as they are read.
+
+    Args:
+        name: what the place of a row begins with.
+
+    Raises TaskError if datasets raises anything, and for several splits.
+    """
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        loaded = datasets.load_dataset(**{"split": "train", "streaming": True, **arguments})
+        if not isinstance(loaded, datasets.Dataset | datasets.IterableDataset):
+            raise TypeError("it has several splits: give one, split=train")
+        for number, row in enumerate(loaded, start=1):
+            yield PlacedRow(row, f"{name}, row {number}")
+    except Exception as error:  # each builder has others, and an empty file none with a text
+        reason = first_line(error) or "it has no rows"
+        raise TaskError(f"{name} could not be read by datasets: {reason}.") from error
+
+
+def check_arguments(key: str, given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an argument that load_dataset and the builder do not have, and for a
+    refused one.
+
+    Args:
+        key: method.dataset, for example.
+    """
+    from inspect import signature
+
+    from datasets import load_dataset
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+
+    if "path" not in given:
+        raise ConfigError(
+            f"{key} needs {key}.path: a data set of the hub, a folder, or csv, json, parquet, text "
+            f"with {key}.data_files."
+        )
+    known = [name for name in signature(load_dataset).parameters if name != "config_kwargs"]
+    has_builder = given["path"] in _PACKAGED_DATASETS_MODULES
+    for name in given:
+        if name in REFUSED:
+            raise ConfigError(f"{key}.{name} is not taken: {REFUSED[name]}.")
+        if name not in known and not has_builder:
+            raise ConfigError(
+                f"Unknown argument {key}.{name}.{did_you_mean(name, known)}\nAll arguments: {PAGE}"
+            )
+
+
+def library_identity(arguments: Mapping[str, Any], *, offline: bool) -> dict[str, Any]:
+    """All that determines the rows: the arguments, and the content of local files or the commit of
+    a data set of the hub."""
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+
+    path = str(arguments["path"])
+    content = {
+        name: value
+        for name, value in arguments.items()
+        if name not in ("streaming", "num_proc", "data_files", "path")
+    }
+    folder = user_path(path)
+    files: list[Path] = []
+    if folder.is_dir():
+        files = sorted(file for file in folder.rglob("*") if file.is_file())
+    elif path in _PACKAGED_DATASETS_MODULES:
+        content["path"] = path
+        files = _local_files(arguments.get("data_files"))
+    else:
+        content["path"] = path
+        content["commit"] = commit_of(path, "dataset", arguments.get("revision"), offline=offline)
+    if files:
+        content["files"] = [_digest(file) for file in files]
+    elif "data_files" in arguments:
+        content["data_files"] = arguments["data_files"]
+    return {"datasets": content}
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _local_files(data_files: Any) -> list[Path]:
+    """The local files that `data_files` names, in its order; none for URLs."""
+    if isinstance(data_files, Mapping):
+        values = list(data_files.values())
+    elif isinstance(data_files, Sequence) and not isinstance(data_files, str):
+        values = list(data_files)
+    else:
+        values = [data_files]
+    files = []
+    for value in values:
+        if isinstance(value, str) and user_path(value).is_file():
+            files.append(user_path(value))
+        elif not isinstance(value, str) and value is not None:
+            files += _local_files(value)
+    return files

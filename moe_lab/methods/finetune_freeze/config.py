@@ -33,6 +33,8 @@ NO_END = (
     "the chat template has no token that ends an answer, so the model is not taught to stop: its "
     "answers go on to the length limit. Another template: model.tokenizer="
 )
+REFERENCE = "reference"
+"""The data set of C3PO's reference questions for the evaluated task."""
 TOY_VALIDATION_SIZE = 100
 """Default number of validation conversations of a generated data set."""
 STEP_SIZE = 4
@@ -70,6 +72,9 @@ class FinetuneConfig(TrainerConfig):
     phases: list[dict[str, Any]] | None = None
     dataset: UserPath | dict[str, Any] = "toy"
     dataset_size: PositiveInt | None = None
+    reference: str | list[str] | None = None
+    reference_size: PositiveInt | None = None
+    """As in method=c3po, with `dataset=reference`."""
     validation_size: NonNegativeInt | None = None
     learning_rate: PositiveFloat = 2e-5
     router_lr: PositiveFloat | None = None
@@ -112,6 +117,7 @@ class FinetuneConfig(TrainerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         phases_of(self.schedule, self.phases)
+        self._check_reference()
         self._check_optimizer()
         self._check_evaluation()
         self.peft = checked_peft(self.peft)
@@ -123,6 +129,33 @@ class FinetuneConfig(TrainerConfig):
             raise ConfigError(
                 f"method.profile={self.profile} has no effect without method.partners=. Give that, "
                 "too."
+            )
+
+    def _check_reference(self) -> None:
+        """Raise ConfigError for keys of the reference set, or of conversations, without effect."""
+        if self.dataset == REFERENCE:
+            if self.partners is not None and self.profile is None:
+                raise ConfigError(
+                    "method.partners counts conversations, and method.dataset=reference has none. "
+                    "Give method.profile=."
+                )
+            return
+        for key in ("reference", "reference_size"):
+            if getattr(self, key) is not None:
+                raise ConfigError(
+                    f"method.{key} has no effect without method.dataset={REFERENCE}. Give that, too."
+                )
+
+    def check_references(self, count: int) -> None:
+        """Raise ConfigError if no reference question is left to train on.
+
+        Args:
+            count: the questions that are not held out.
+        """
+        if count <= 0:
+            raise ConfigError(
+                f"method.dataset={REFERENCE}: method.validation_size={self.held_out} holds out all "
+                "reference questions. Hold out fewer."
             )
 
     def _check_optimizer(self) -> None:

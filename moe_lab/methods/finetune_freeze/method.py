@@ -21,6 +21,7 @@ from moe_lab.methods.data_files import COUNTED_LENGTH, read_data
 from moe_lab.methods.finetune_freeze.config import (
     EIGHT_BIT,
     NO_END,
+    REFERENCE,
     FinetuneConfig,
     empty_answers_note,
 )
@@ -119,8 +120,9 @@ class FinetuneFreeze(TrainingMethod):
         it."""
         prepared = self._training_data(config, facts)
         content: dict[str, Any] = {"data": prepared.data.digest}
-        if prepared.train.completed or prepared.end.is_new:
-            content["learned_end"] = [prepared.end.token, *prepared.end.closing]
+        end = prepared.end
+        if end is not None and (prepared.train.completed or end.is_new):
+            content["learned_end"] = [end.token, *end.closing]
         return content
 
     def _profile_identity(self) -> dict[str, Any]:
@@ -135,8 +137,12 @@ class FinetuneFreeze(TrainingMethod):
     def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
         from moe_lab.methods.finetune_freeze.prepared import prepare
 
+        method = self.config
+        if self._prepared is None and method.dataset == REFERENCE:
+            from moe_lab.methods.finetune_freeze.reference_rows import prepare_references
+
+            self._prepared = prepare_references(config, method, facts)
         if self._prepared is None:
-            method = self.config
             data = read_data(config, method.dataset, method.dataset_size, method.held_out)
             self._prepared = prepare(config, method, data, facts)
         return self._prepared

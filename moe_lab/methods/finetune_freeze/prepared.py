@@ -22,7 +22,8 @@ class Prepared:
     validation: Encoded | None
     """The optional validation set."""
     tokenizer: Any
-    end: AnswerEnd
+    end: AnswerEnd | None
+    """None for data that no chat template renders."""
     notes: list[str]
     """What a plan and a run say about the data and the recipe, a sentence each."""
 

@@ -234,7 +234,7 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     )
     for note in prepared.notes:
         print_message(f"{folder.name}: {note}")
-    end = prepared.end.token
+    end = prepared.end
     training = FinetuningInputs(
         config=config,
         folder=folder,
@@ -252,8 +252,12 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
         training = replace(training, allowed_LEE=partners_of(profile.pairs_LEE, method.partners))
         profile_record = profile.record()
     model, course = finetune(training, None if loaded is None else loaded.model)
-    if end is not None and prepared.end.is_new:
-        stop_at(transformers_model(model), end)
+    if end is not None:
+        course["answer_end"] = None
+        if end.token is not None:
+            course["answer_end"] = tokenizer.decode([end.token])
+        if end.token is not None and end.is_new:
+            stop_at(transformers_model(model), end.token)
     place = folder / ("adapter" if method.peft else "model")
     save_model(model, tokenizer, place, facts.dtype)
     if method.peft:
@@ -270,7 +274,6 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
         "source": prepared.data.source,
         "attention": model.config._attn_implementation,
         "parameters": parameters,
-        "answer_end": None if end is None else tokenizer.decode([end]),
         **_counts_of(prepared.train),
         **profile_record,
         **course,

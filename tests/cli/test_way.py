@@ -22,6 +22,7 @@ DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
 CONFIG = (
     "catalog",
     "cells",
+    "doors",
     "hydra_source",
     "mandatory",
     "overrides",
@@ -44,7 +45,7 @@ BESIDE = {
 }
 """The cache of tasks, edited modules of tasks, an import hook, what follows on the runs,
 where options of plug-ins are, how overrides are quoted, which keys are texts, what is printed
-where, which bars are hidden."""
+where, which bars are hidden, which keys are a library's."""
 
 
 def documented() -> set[str]:

@@ -203,7 +203,6 @@ def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
 NEEDS = [
     ("ray", "launcher=ray"),
     ("submitit", "launcher=submitit"),
-    ("wandb", "logger=wandb"),
     ("peft", "model.peft=adapter"),
     ("peft", "method=soft-prompt"),
     ("peft", "method=prefix-tuning"),

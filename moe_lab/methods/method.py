@@ -228,13 +228,6 @@ def share(counters: Counters, some: str, every: str) -> float | None:
     return counters.get(some, 0) / counters[every]
 
 
-def refuse(wrong: Mapping[str, object]) -> None:
-    """Raise ConfigError with the first message whose value is true."""
-    for message, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(message)
-
-
 def check_first_gpu(config: RunConfig) -> None:
     """Raise ConfigError for another GPU than that on which transformers' Trainer trains."""
     if config.device.partition(":")[2] not in ("", "0"):

@@ -433,6 +433,16 @@ def test_a_wrong_function_or_key_is_one_message(ideas, capsys, override, message
     assert "Traceback" not in ended.err
 
 
+def test_a_grid_begins_with_the_defaults_of_the_function_and_has_no_settings_twice(ideas):
+    tuned = policy("drop_weakest", space={"scale": [0.5, 0.0], "layers": [9, 4]})
+    assert tuned.grid(FACTS) == [
+        {"scale": 0.0, "layers": 9},
+        {"scale": 0.5, "layers": 9},
+        {"scale": 0.5, "layers": 4},
+        {"scale": 0.0, "layers": 4},
+    ]
+
+
 def test_only_numbers_are_tuned(ideas):
     ideas.write_text("def f(router, routing, mode='x'): ...", encoding="utf-8")
     with pytest.raises(

@@ -153,6 +153,20 @@ def test_every_other_field_arrives(method, tmp_path):
         assert arrived == value, name
 
 
+def test_one_process_trains_on_one_gpu_of_several(tmp_path, monkeypatch):
+    """Broken by `torch.nn.DataParallel`, whose batch is as many times larger as there are GPUs."""
+
+    def on_four_gpus(settings: TrainingArguments) -> torch.device:
+        settings._n_gpu = 4
+        return torch.device("cpu")
+
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", property(on_four_gpus))
+    config = Config(method=FinetuneConfig(batch_size=3), device="cpu")
+    settings = settings_of(tmp_path, config, steps=10, log_steps=1, per_device_train_batch_size=3)
+    assert settings.n_gpu == 1
+    assert settings.train_batch_size == 3
+
+
 def test_the_fields_of_logging_and_uploading_are_not_part_of_the_recipe():
     recipe = FinetuneConfig().recipe()
     for name in sorted(set(VALUES) - set(FinetuneConfig.refused_fields)):

@@ -30,7 +30,7 @@ from moe_lab.metrics.registry import collaboration, load_balance
 from moe_lab.metrics.stored import read_arrays, without_arrays, write_arrays
 from moe_lab.results.measured import Value
 from moe_lab.results.response_log import request_key
-from moe_lab.routing import record
+from moe_lab.routing import Router, Routing, record, routed
 from tests.support.models import kv_cache_model, small_model
 from tests.support.tiers import by_family, first_fast
 
@@ -91,13 +91,23 @@ def entropy(counts: Sequence[int]) -> float:
     return -sum(c / total * math.log2(c / total) for c in counts if c)
 
 
-def brute(model: Any, lm: EngineLM, documents: list[list[Asked]], shape: tuple[int, ...]) -> Any:
-    """Pairs [P, L, E, E] that are counted token by token; the diagonal has the single experts."""
+def brute(
+    model: Any,
+    lm: EngineLM,
+    documents: list[list[Asked]],
+    shape: tuple[int, ...],
+    top_k: int | None = None,
+) -> Any:
+    """Pairs [P, L, E, E] that are counted token by token; the diagonal has the single experts.
+
+    Args:
+        top_k: the number of experts of a token that count, the first ones; default: all.
+    """
     pairs_PLEE = np.zeros(shape, dtype=int)
 
     def add(phase: int, routes: Any, tokens: slice) -> None:
         for layer, index_TK in enumerate(routes.indices):
-            for experts in index_TK[tokens].tolist():
+            for experts in index_TK[tokens, :top_k].tolist():
                 for i, j in product(experts, experts):
                     pairs_PLEE[phase, layer, i, j] += 1
 
@@ -161,6 +171,28 @@ def test_shared_experts_are_not_counted(tokenizer):
     assert counts.selections_GPLE.sum(axis=(0, 3)).tolist() == [
         [n * top_k] * 3 for n in counts.tokens_P
     ]
+
+
+def test_experts_with_a_weight_of_0_are_not_counted(tokenizer):
+    """Under a policy that gives the first expert of each token all weight."""
+
+    def first_alone(router: Router, routing: Routing) -> Routing:
+        weights_TK = torch.zeros_like(routing.weights_TK)
+        weights_TK[:, 0] = 1.0
+        return routing._replace(weights_TK=weights_TK)
+
+    model = small_model("olmoe")
+    documents = DOCUMENTS[:3]
+    with routed(model, first_alone):
+        counts = counted(seen(model, tokenizer, documents), documents)
+        pairs_PLEE = counts.pairs_GPLEE.sum(axis=0)
+        lm = EngineLM(model, tokenizer, progress=False)
+        expected = brute(model, lm, documents, pairs_PLEE.shape, top_k=1)
+    assert (pairs_PLEE == expected).all()
+    for selections_LE, tokens in zip(
+        counts.selections_GPLE.sum(axis=0), counts.tokens_P, strict=True
+    ):
+        assert selections_LE.sum(axis=1).tolist() == [tokens] * len(counts.experts)
 
 
 def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer):

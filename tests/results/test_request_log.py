@@ -134,6 +134,27 @@ def test_another_header_is_never_served_nor_erased(path, other_header):
     assert path.with_name("responses.1.old.jsonl").read_text() == "of another time"
 
 
+def test_answers_of_other_processes_of_this_run_alone_are_moved_into_the_log(path):
+    def write_rank(rank: int, header: dict[str, Any], answer: str) -> Path:
+        rank_path = path.with_name(f"responses.{rank}.jsonl")
+        log = ResponseLog(rank_path, header)
+        log.answer(f"of rank {rank}", answer, {"tokens_in": 3})
+        log.close()
+        return rank_path
+
+    write(path, mine="x")
+    same_run = write_rank(1, HEADER, "y")
+    another_run = write_rank(2, HEADER | {"run_id": "b"}, "z")
+    another_content = another_run.read_bytes()
+
+    for log in (ResponseLog(path, HEADER), ResponseLog(path, HEADER)):
+        assert dict(log) == {"mine": "x", "of rank 1": "y"}
+        assert log.cost == {"tokens_in": 6}
+        log.close()
+    assert not same_run.exists()
+    assert another_run.read_bytes() == another_content
+
+
 def test_costs_add_up_over_sessions_and_peaks_do_not(path):
     for peak in (5, 9, 7):
         log = ResponseLog(path, HEADER)

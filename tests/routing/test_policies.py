@@ -7,6 +7,7 @@ or though it is no sample; an expert beyond the first that reaches p, a softmax 
 padding that is counted, a pass whose samples are unknown.
 """
 
+import math
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from moe_lab.routing.policies import PartnersOnly, Steered, partners_of
 from moe_lab.routing.remix import Places, Remix
 from moe_lab.routing.samples import NoisyTokens
 from tests.support.models import small_model
+from tests.support.slow_routing import SPECS, route, routers_of
 from tests.support.tiers import by_family
 
 PARTNERED = (
@@ -120,6 +122,52 @@ def test_steered_experts_are_in_or_out_and_changed_choices_are_counted(family):
         "constrained_decisions": sum(changed),
         "routing_decisions": L * IDS.numel(),
     }
+
+
+def forced_by_hand(scores: list[float], sign: list[int]) -> list[float]:
+    """The scores of one token, with forced experts 0.01 outside their range."""
+    forced = []
+    for score, expert_sign in zip(scores, sign, strict=True):
+        if expert_sign > 0:
+            score = max(scores) + 0.01
+        if expert_sign < 0:
+            score = min(scores) - 0.01
+        forced.append(score)
+    return forced
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "gpt_oss", "mixtral", "gemma4_text"]))
+def test_steered_experts_have_the_familys_weights_of_their_forced_scores(family):
+    """Against one token at a time in Python's floats; Gemma-4's router returns probabilities."""
+    model = small_model(family)
+    _, E, K = sizes(model)
+    spec = SPECS[model.config.model_type]
+    slow_router, block = routers_of(model)[0]
+    sign = [0] * E
+    sign[0] = 1
+    sign[2] = -1
+    policy = Steered(torch.tensor([sign]))
+    compared = []
+
+    def check(router: Router, routing: Routing) -> Routing | None:
+        if router.layer != 0:
+            return None
+        changed = policy(router, routing)
+        for t, logits in enumerate(routing.logits_TE.tolist()):
+            scores = [math.log(p) for p in logits] if spec.logits_are_probabilities else logits
+            forced = forced_by_hand(scores, sign)
+            moved = [after - before for after, before in zip(forced, scores, strict=True)]
+            experts, weights = route(
+                spec, model.config, slow_router, block, logits, moved, 1.0, K, perturbed=True
+            )
+            assert changed.index_TK[t].tolist() == experts
+            assert changed.weights_TK[t].tolist() == pytest.approx(weights, abs=1e-5)
+            compared.append(t)
+        return changed
+
+    with torch.no_grad(), routed(model, check):
+        model(IDS)
+    assert len(compared) == IDS.numel()
 
 
 def test_a_mixture_needs_gradients_if_a_layer_of_it_does():

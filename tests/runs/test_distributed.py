@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from moe_lab.cli.main import _terminate
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods import get_method
+from moe_lab.models.memory import ModelPool
 from moe_lab.runs import distributed, parent
 from tests.support.ranks import PROCESSES, fork_ranks
 
@@ -47,6 +49,16 @@ def wait_until(happened, seconds: float) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+def test_a_process_without_others_frees_its_model(tiny_olmoe_dir):
+    """Broken by a model that stays in memory next to a judge, or to a training."""
+    models = ModelPool()
+    config = Config(model=ModelConfig(path=str(tiny_olmoe_dir)), device="cpu")
+    model = weakref.ref(models.get(config).model)
+    assert model() is not None
+    distributed.free_on_all_ranks(models)
+    assert model() is None
 
 
 @pytest.mark.slow

@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 
 from moe_lab.config.schema import Config, LauncherConfig
-from moe_lab.errors import ResultsError, RunHeldError
+from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.folder import ATTEMPT, RunFolder
 from moe_lab.runs import attempts, local_workers, queued_workers
+from moe_lab.runs.grid import do
 from moe_lab.runs.jobs import Job
 from moe_lab.runs.queued_workers import Worker
 from tests.support.command import FakeRun, FakeRuns, Forked, install, run_command
@@ -164,6 +165,17 @@ def test_each_worker_has_a_gpu_or_a_share_of_the_threads(monkeypatch):
         "5",
         "GPU-7f",
     ]
+
+
+@pytest.mark.parametrize("launcher", ["local", "submitit", "ray"])
+def test_a_model_is_made_by_no_workers(launcher, monkeypatch):
+    method = get_method("pretrain-tiny")
+    monkeypatch.setattr(method, "train", lambda self, config: pytest.fail("It trains."))
+    config = Config(
+        method=method.Config(name="pretrain-tiny"), launcher=LauncherConfig(name=launcher)
+    )
+    with pytest.raises(ConfigError, match="one model, which workers cannot share"):
+        do("run", [config], [], [])
 
 
 # submitit and Ray

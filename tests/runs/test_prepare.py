@@ -30,12 +30,14 @@ from moe_lab.methods.roe import RoE
 from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.models.facts import model_facts
 from moe_lab.results.identity import HASHED, RESOLVED, RUNTIME
+from moe_lab.runs import identity
 from moe_lab.runs.checks import check_chat_template, check_generation, check_router, check_votes
 from moe_lab.runs.evaluation import expert
 from moe_lab.runs.identity import run_name
 from moe_lab.runs.prepare import prepare
 from tests.support.designs import COMMON
 from tests.support.runs import config, small_data, sums, write_jsonl
+from tests.support.tokenizers import tokenizer_of
 
 
 def test_every_field_is_classified_once_and_runtime_fields_do_not_change_the_id(roe, tmp_path):
@@ -166,6 +168,30 @@ def test_documents_count_and_their_place_does_not(roe, tmp_path):
     assert run_id(replace(roe, data_dir=str(tmp_path / "changed"))) != run_id(roe)
     chosen = prepare(roe).samples["addsub"]
     assert run_id(replace(roe, limit=None, samples=chosen)) == run_id(roe)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "has_another_id"),
+    [
+        (["toy_choice"], False),
+        (["toy_math"], True),
+        (["toy_choice", "toy_math"], True),
+    ],
+    ids=str,
+)
+def test_a_run_with_generated_answers_counts_a_tokenizer_that_strips_blanks(
+    roe, monkeypatch, tasks, has_another_id
+):
+    """Earlier versions dropped a blank at the beginning of such an answer, whatever other tasks
+    the run has."""
+
+    def id_with(family: str) -> str:
+        monkeypatch.setattr(identity, "tokenizer_of", lambda config: tokenizer_of(family))
+        return run_id(replace(roe, task=TaskConfig(name=tasks)))
+
+    plain_id = id_with("byte-level BPE")
+    stripped_id = id_with("SentencePiece BPE, blank in front")
+    assert (stripped_id != plain_id) == has_another_id
 
 
 def test_folder_names_are_safe():

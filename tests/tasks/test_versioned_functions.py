@@ -6,6 +6,7 @@ what it returns now with `python -m tests.tasks.test_versioned_functions`.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -305,6 +306,12 @@ def test_the_code_of_a_user_stays_a_syntax_tree():
     [name, digest] = function_identity(lettered)
     assert name == "lettered"
     assert len(str(digest)) == 64
+
+
+@pytest.mark.parametrize(("function", "name"), [(len, "len"), (math.floor, "floor")])
+def test_a_function_without_a_python_file_counts_by_its_name(function, name):
+    """One of a module without a file, one of a compiled module."""
+    assert function_identity(function) == [name, None]
 
 
 if __name__ == "__main__":

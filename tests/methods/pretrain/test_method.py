@@ -429,6 +429,18 @@ def test_the_plan_the_run_and_the_results_say_which_documents_are_left_out(
     assert len(footnotes()) == 1, "of a training of an earlier version"
 
 
+@pytest.mark.parametrize(
+    ("counts", "note"),
+    [
+        ({"empty": 0, "duplicates": 3}, "0 empty ones, 3 duplicates of earlier ones"),
+        ({"empty": 1, "duplicates": 0}, "1 empty ones, 0 duplicates of earlier ones"),
+    ],
+)
+def test_documents_that_are_left_out_for_one_reason_alone_are_noted(counts, note):
+    _, line = footnotes(left_out=counts)
+    assert line == f"olmoe 2/8, seed 7: documents left out: {note}"
+
+
 def test_footnotes_tell_designs_and_the_effects_of_later_tokens_apart():
     noted = "regularizers=z-loss + bias, routing_noise=0.5, seed 7: held-out loss 1.5000 [1.2500, 1.7500]"
     assert noted in footnote(bias_rate=0.1, routing_noise=0.5)

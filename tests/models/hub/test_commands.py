@@ -113,6 +113,12 @@ def test_it_is_refused_offline(client, monkeypatch):
         prefetch([config()])
 
 
+def test_offline_the_hub_is_asked_for_nothing(client, hub):
+    with pytest.raises(TaskError, match="gsm8k"):
+        prepare(config(offline=True, task=TaskConfig(name="gsm8k")))
+    assert hub.log == []
+
+
 @pytest.mark.slow
 def test_what_a_method_reads_beside_its_task_is_a_step(client, hub, capsys, tmp_path):
     c3po = get_method("c3po").Config

@@ -15,6 +15,7 @@ import gzip
 import json
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from moe_lab.results.comparisons.evaluation import read_evaluation
 from moe_lab.results.comparisons.files import lm_eval_samples, results_file
 from moe_lab.results.comparisons.pairing import paired_examples
 from moe_lab.results.comparisons.tasks import compare_task, rounding_of
+from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample
 from moe_lab.results.significance import holm
 from moe_lab.results.stored_files import DamagedError
@@ -103,6 +105,32 @@ def test_equal_scores_have_no_test_and_one_document_no_interval(tmp_path):
         for i, run_config in enumerate(configs)
     )
     assert (rounding_of(a, b).dtype, rounding_of(a, c).dtype) == ("float32", None)
+
+
+@pytest.mark.parametrize(
+    ("bound_a", "bound_b", "verdict"),
+    [
+        (0.3, 0.1, "equal within rounding"),
+        (None, 0.3, "equal within rounding"),
+        (0.1, 0.1, "better"),
+        (None, None, "better"),
+    ],
+)
+def test_in_half_precision_the_larger_measured_bound_of_two_runs_decides(
+    tmp_path, bound_a, bound_b, verdict
+):
+    """The log-likelihoods of every document differ by 0.2."""
+    bounds = {"a": bound_a, "b": bound_b}
+    runs = []
+    for number, (key, bound) in enumerate(bounds.items()):
+        log_likelihoods = [-20 - document + 0.2 * number for document in range(30)]
+        lines = samples_of(acc=log_likelihoods)
+        for line in lines:
+            line["arguments"] = {"gen_args_0": {"arg_0": "Question:", "arg_1": " one answer"}}
+        log = evaluation(tmp_path, key, {"t": lines})
+        runs.append(replace(log, rounding=Rounding("bfloat16", bound)))
+    [score_row] = compare(runs).to_json()["scores"]
+    assert score_row["verdict"] == verdict
 
 
 ZEROS = samples_of(acc=[0.0] * 12)

@@ -147,3 +147,11 @@ def test_what_an_engine_counts_is_stored():
         2,
     ]
     assert block["tokens_per_second"] == 10.0
+
+
+@pytest.mark.parametrize(
+    ("environment", "device"), [({"device": "cuda:1"}, "cuda:1"), ({}, None)], ids=str
+)
+def test_a_cost_names_the_device_of_the_answers(environment, device):
+    log: Any = SimpleNamespace(cost={}, environment=environment)
+    assert cost.cost_of(log).to_json()["device"] == device

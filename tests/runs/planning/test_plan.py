@@ -173,6 +173,7 @@ def test_a_stored_run_says_what_it_lacks(run, monkeypatch, measured, says):
     [
         ({}, READ + 2 * 3 * (50 + 5) + 2 * 3 * 11 * 5),
         ({"k": 1, "steps": 4, "tokens": "last3"}, READ + 2 * 55 + 2 * 5 * 7),
+        ({"k": 1, "steps": 4, "tokens": "first3"}, READ + 2 * 55 + 2 * 5 * (50 + 4)),
         ({"optimizer": "oracle"}, READ + 2 * 55 + 2 * 11 * 5),
         ({"optimizer": "kernel_regression"}, READ + 2 * 3 * 55 + 2 * 3 * 13 * 5),
         ({"optimizer": "mode_finding", "shifts": 3}, READ + 2 * 3 * 55 + 2 * 3 * 4 * 5),

@@ -287,6 +287,15 @@ def test_trials_of_temperatures_share_an_lm_whose_ensemble_changes(search, sweep
     assert len(set(map(id, sums))) == len(sums), "each trial has its own sums"
 
 
+def test_the_only_trial_of_a_scale_keeps_no_activations_for_others():
+    """Broken by memory that is filled for nothing."""
+    temperatures = [0.0, 0.1, 0.2, 0.0]
+    search = replace(scale(temperatures), method=RoEOpened(ROE.config))
+    with search.open(None, Config(method=ROE.config)) as open_trial, open_trial(trial()) as lm:
+        assert lm.ensemble.routing.temperatures == temperatures
+        assert not lm.opened["reuse"]
+
+
 class Powered(GridMethod):
     """A method whose value is its setting."""
 

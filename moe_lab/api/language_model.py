@@ -35,9 +35,9 @@ def loaded_model(
 
     Of a model in PEFT's wrapper it is the inner model, which has the adapters.
 
-    Raises ConfigError for what is no tokenizer, and ModelError for what is no such model, for a
-    model in training mode and, with `needs_router`, for one without a supported router or whose
-    routing cannot be changed.
+    Raises ConfigError for another object than a tokenizer. Raises ModelError for another object
+    than such a model, for a model in training mode and, with `needs_router`, for one without a
+    supported router or whose routing cannot be changed.
     """
     model = transformers_model(model)
     name = type(model).__name__

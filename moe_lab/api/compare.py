@@ -62,7 +62,7 @@ class Compared(Shown):
         print_line(str(self.page))
         print_line(str(self.file))
 
-    def _columns(self) -> TableWithNotes:
+    def _table_with_notes(self) -> TableWithNotes:
         """The table, and the lines below it: what each evaluation is, and the notes."""
         footnotes = []
         for evaluation in self._comparison.evaluations:

@@ -35,9 +35,9 @@ def loaded_model(
 
     Of a model in PEFT's wrapper it is the inner model, which has the adapters.
 
-    Raises ConfigError for what is no tokenizer, and ModelError for what is no such model, for a
-    model in training mode and, with `needs_router`, for one without a supported router or whose
-    routing cannot be changed.
+    Raises ConfigError for another object than a tokenizer. Raises ModelError for another object
+    than such a model, for a model in training mode and, with `needs_router`, for one without a
+    supported router or whose routing cannot be changed.
     """
     model = transformers_model(model)
     name = type(model).__name__
@@ -161,7 +161,7 @@ class LanguageModel:
         """
         texts = checked_texts("text", text)
         if seed is not None:
-            checked_settings(seed=seed)
+            checked_settings(seed=seed)  # raises ConfigError for a wrong one
         if options.get("assistant_model") is not None:
             raise ConfigError(
                 "assistant_model is not supported: every token is that of the ensemble. Leave it "
@@ -293,7 +293,7 @@ class LanguageModel:
         if transformers_model(model) is not self.model:
             raise ValueError("custom_generate is that of another model.")
         if seed is not None:
-            checked_settings(seed=seed)
+            checked_settings(seed=seed)  # raises ConfigError for a wrong one
         before = self.lm.seed
         with self.lm.running():
             if seed is not None:

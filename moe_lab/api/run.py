@@ -74,8 +74,8 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A number or an array of NumPy as JSON has it. Raises ConfigError for what is no value of a
-    key."""
+    """A number or an array of NumPy, or a path, as JSON has it. Raises ConfigError for another
+    object."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Path):
@@ -182,7 +182,8 @@ PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"
 def composed(name: str, overrides: Sequence[str], *more: str) -> list[Cell]:
     """The cells of a command line with `more` overrides. `name` is that of the public function.
 
-    Raises ConfigError for a command that only prints, and for what is no list of texts.
+    Raises ConfigError for a command that only prints, and for `overrides` that are not a list of
+    texts.
     """
     is_list = isinstance(overrides, Sequence) and not isinstance(overrides, str)
     if not is_list or not all(isinstance(override, str) for override in overrides):

@@ -124,8 +124,12 @@ def kept_texts(config: DictConfig, text: str, prefix: str, keys: TextKeys) -> No
 
 
 def _keep(config: DictConfig, mapping: yaml.MappingNode, prefix: str, keys: TextKeys) -> None:
-    """As `kept_texts`, of a mapping of the YAML and the part of the configuration that it
-    became."""
+    """Do what `kept_texts` does for one mapping of the YAML.
+
+    Args:
+        config: the part of the configuration that was read from this mapping; it is changed.
+        prefix: the full name of the mapping's key with a dot.
+    """
     from omegaconf import OmegaConf
 
     values = OmegaConf.to_container(config, resolve=False)

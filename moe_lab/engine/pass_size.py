@@ -98,13 +98,14 @@ def sequence_bytes(model: Any, slots: float, samples: float) -> int:
 
 
 def planned_memory(model: Any, slots: float, rows: float) -> int:
-    """The bytes of a device that holds the weights, and has the free memory whose shares suffice.
+    """The bytes of a device on which a run has enough memory.
 
-    They suffice for passes of `PLANNED_TOKENS` tokens, and for so many cached slots and rows of
-    logits.
+    The device holds the weights. PASS_SHARE of the rest is enough for a pass of `PLANNED_TOKENS`
+    tokens, and CACHE_SHARE of the rest for the cached slots and rows of logits.
 
     Args:
         model: on the meta device.
+        slots, rows: the numbers of cached slots and of rows of logits.
 
     Raises NotImplementedError for a family whose own code reads values of tensors.
     """

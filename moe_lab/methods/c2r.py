@@ -179,7 +179,7 @@ def _count_pairs(config: RunConfig, data: Data, model: LoadedModel) -> Tensor:
 
     rows = Rows(rows_to_count(config, data.train, model.facts))
     routes = Routes()
-    right_tokens(model.model, rows, routes)
+    right_tokens(model.model, rows, routes)  # `routes` counts the selections of its passes
     pairs_GPLEE = count_rows(routes, rows).pairs_GPLEE
     return torch.from_numpy(pairs_GPLEE.sum(axis=(0, 1), dtype="int64"))
 

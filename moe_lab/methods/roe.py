@@ -79,7 +79,7 @@ class RoE(TemperatureMethod):
     def check(self, facts: ModelFacts) -> None:
         """Raises ConfigError for temperatures, or for perturbed weights, that do not fit the
         model."""
-        self.temperatures(facts.moe_layers)
+        self.temperatures(facts.moe_layers)  # raises ConfigError for a wrong number of them
         family = facts.routers
         if self.config.weights == "perturbed" and family and not family.chooses_by_logits:
             raise ConfigError(

@@ -188,7 +188,7 @@ def _activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> Ac
         lm = base_lm(model, config)
         rows = Rows([Row.of(*lm.encode_pair(*pair)) for pair in texts.pairs])
     routes = Routes()
-    right_tokens(model.model, rows, routes)
+    right_tokens(model.model, rows, routes)  # `routes` counts the selections of its passes
     selections = labelled_selections(routes, rows)
     rate_LE = torch.from_numpy(selections.counts_LE).double() / selections.tokens
     return ActivationRates(rate_LE, [routes.experts[layer] for layer in routes.layers])

@@ -221,7 +221,9 @@ def argument_defaults() -> dict[str, Any]:
 def _checked(
     given: Mapping[str, Any], refused_fields: Mapping[str, str], same_keys: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The fields by their newer names, in their types; one of `same_keys` gets that of its key.
+    """The fields by their newer names, their values in the types of TrainingArguments.
+
+    A field of `same_keys` keeps its value as it is. The key of the method checks its type.
 
     Raises ConfigError for an unknown field, a refused one, and a value of another type.
     """

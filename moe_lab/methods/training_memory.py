@@ -134,6 +134,7 @@ def _state_bytes(
     with FakeTensorMode():
         parameter = torch.nn.Parameter(torch.empty(shape, dtype=dtype))
         parameter.grad = torch.empty_like(parameter)
+        # those of other packages count as AdamW
         if not kind.__module__.startswith(("torch.", "transformers.")):
             return 2 * bytes_of([parameter])
         instance = kind([parameter], **options)

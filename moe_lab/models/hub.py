@@ -77,7 +77,7 @@ def files_of(id: str, kind: str = "model", revision: str | None = None) -> froze
 
     Raises the errors of `commit_of`.
     """
-    commit_of(id, kind, revision)
+    commit_of(id, kind, revision)  # goes offline if the hub cannot be reached
     return None if is_offline() else _requested(id, kind, revision).files
 
 

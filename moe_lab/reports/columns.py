@@ -229,18 +229,18 @@ class Shown(ABC):
     """An object that a notebook and a terminal show as a table with lines below it."""
 
     @abstractmethod
-    def _columns(self) -> TableWithNotes:
+    def _table_with_notes(self) -> TableWithNotes:
         """The columns of the table, and the lines below it."""
 
     def __repr__(self) -> str:
-        columns, lines = self._columns()
+        columns, lines = self._table_with_notes()
         return shown("\n".join([table_text("", columns).strip("\n"), *lines]).lstrip())
 
     def _repr_html_(self) -> str:
         """The table for a notebook, with the lines below it."""
         import pandas as pd
 
-        columns, lines = self._columns()
+        columns, lines = self._table_with_notes()
         title, kept = split_title(columns)
         rows = list(zip(*(column.cells for column in kept), strict=True))
         table = pd.DataFrame(rows, columns=[column.heading for column in kept]).to_html(index=False)

@@ -214,7 +214,7 @@ def _documents(result: RunResult, name: str, metric: str) -> int:
 
 
 def _number(value: Any) -> float | None:
-    """The value as a float; None for what is no number, lm-eval's "N/A" for example."""
+    """The value as a float; None if it is no number, such as lm-eval's "N/A"."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value)

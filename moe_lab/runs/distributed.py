@@ -61,7 +61,7 @@ def follow(configs: Sequence[Config]) -> int | None:
     # without torchrun the parent may be a shell, which ends before its command
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with(os.getppid())
-    sharded()
+    sharded()  # forgets accelerate's own setting of FSDP before any Trainer reads it
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that no parameter is unused
     if torch.cuda.is_available() and configs[0].device != "cpu":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

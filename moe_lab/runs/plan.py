@@ -240,12 +240,12 @@ class Plan(Shown):
 
     def print(self) -> None:
         """Print a row per study and run, and the remaining work and disk space."""
-        columns, lines = self._columns()
+        columns, lines = self._table_with_notes()
         print_table("Plan", columns)
         for line in lines:
             print_line(line)
 
-    def _columns(self) -> TableWithNotes:
+    def _table_with_notes(self) -> TableWithNotes:
         return TableWithNotes(columns_of(self.rows), self.notes)
 
     @property

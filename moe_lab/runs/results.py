@@ -189,7 +189,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
             )
         return _shown_by_notebooks(differences_figure(lines))
 
-    def _columns(self) -> TableWithNotes:
+    def _table_with_notes(self) -> TableWithNotes:
         columns = self.table.columns()
         if not self.outcomes:
             return TableWithNotes(columns, ["no results"])

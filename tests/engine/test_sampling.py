@@ -360,7 +360,7 @@ def test_the_bound_is_the_same_for_logits_and_log_probabilities_and_without_excl
     assert torch.equal(near(excluded, epsilon), bound)
 
 
-def test_in_float32_it_is_what_passes_of_other_shapes_differ_by():
+def test_in_float32_the_bound_is_what_passes_of_other_shapes_differ_by():
     assert near(SCORES, torch.finfo(torch.float32).eps).tolist() == pytest.approx([NEAR, NEAR])
 
 

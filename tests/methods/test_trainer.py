@@ -92,7 +92,7 @@ def test_finite_losses_train_to_the_end(tmp_path):
     ],
     ids=str,
 )
-def test_it_stops_before_the_step_with_a_number_that_is_none(
+def test_it_stops_before_the_step_with_a_number_that_is_not_finite(
     numbers, accumulation, told, kept, tmp_path
 ):
     """One pass of several is enough: its first one, or infinities of both signs, which are no number together."""

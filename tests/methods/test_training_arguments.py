@@ -5,6 +5,7 @@ that of the plain Trainer with the same fields, two spellings of one setting wit
 recipe, a resumed training that has forgotten how long the validation loss has not fallen.
 """
 
+import json
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
@@ -308,24 +309,36 @@ def test_a_schedule_multiplies_the_rates_of_phases_and_routers(tmp_path):
     assert changes["mlp.experts.down_proj"] == pytest.approx(1e-4, rel=0.05)
 
 
-def log_of(folder: Path) -> list[str]:
-    return (folder / "log.jsonl").read_text().splitlines()
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-def test_fields_of_logging_and_checkpoints_act(tmp_path):
+def test_fields_of_logging_act(tmp_path):
+    """12 rows in passes of 2 are 6 steps. A training of fewer than 10 steps logs the last one."""
     train(deepcopy(small_model("olmoe")), tmp_path / "plain", count=12)
-    given = {
+    fields_of_logging = {
         "logging_first_step": True,
         "include_num_input_tokens_seen": "non_padding",
-        "save_total_limit": 4,
-        "save_steps": 1,
     }
-    train(deepcopy(small_model("olmoe")), tmp_path / "given", count=12, save_steps=1, trainer=given)
-    assert len(log_of(tmp_path / "plain")) == 1
-    assert len(log_of(tmp_path / "given")) == 6
-    tokens = sum(len(row.ids) for row in rows(12))
-    assert f'"num_input_tokens_seen": {tokens}' in log_of(tmp_path / "given")[-1]
-    assert len(list((tmp_path / "given" / "checkpoints").glob("checkpoint-*"))) == 4
+    train(deepcopy(small_model("olmoe")), tmp_path / "given", count=12, trainer=fields_of_logging)
+    assert [line["step"] for line in log_of(tmp_path / "plain")] == [6]
+    log = log_of(tmp_path / "given")
+    assert [line["step"] for line in log] == [1, 6]
+    assert log[-1]["num_input_tokens_seen"] == sum(len(row.ids) for row in rows(12))
+
+
+def test_fields_of_checkpoints_act(tmp_path):
+    """Of 6 steps with a checkpoint each, the last 4 checkpoints are kept."""
+    fields_of_checkpoints = {"save_total_limit": 4, "save_steps": 1}
+    train(
+        deepcopy(small_model("olmoe")),
+        tmp_path,
+        count=12,
+        save_steps=1,
+        trainer=fields_of_checkpoints,
+    )
+    kept = {path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")}
+    assert kept == {"checkpoint-3", "checkpoint-4", "checkpoint-5", "checkpoint-6"}
 
 
 def order_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **trainer: Any) -> list[int]:

@@ -105,7 +105,7 @@ def test_parts_that_read_images_are_left_out_of_a_text_model():
             check_complete(report, "mine", config)
 
 
-def test_one_number_that_is_none_is_refused_at_loading(tiny_olmoe_dir, tmp_path):
+def test_one_weight_that_is_nan_is_refused_at_loading(tiny_olmoe_dir, tmp_path):
     change = lambda tensors: tensors[expert("down")][0, 0].fill_(torch.nan)  # noqa: E731
     folder = damaged(tiny_olmoe_dir, tmp_path / "model", change)
     with pytest.raises(

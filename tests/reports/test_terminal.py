@@ -348,18 +348,19 @@ WIDE = CommandTable(
 def test_no_number_is_cut_at_any_width(capsys, monkeypatch, width):
     """Below the least width of its numbers a table is a list, in which nothing is left out."""
     monkeypatch.setenv("COLUMNS", str(width))
-    for columns_of in (WIDE.columns(), columns()):
-        print_table("Results", columns_of)
+    for table in (WIDE.columns(), columns()):
+        print_table("Results", table)
         out = capsys.readouterr().out
         is_table = "───" in out
         left_out = (
             " ".join(out.split()).partition("Columns that do not fit: ")[2].rstrip(".").split(", ")
         )
-        for column in columns_of:
+        for column in table:
+            is_number = column.values is not None
+            if is_table and (not is_number or column.heading in left_out):
+                continue  # a table folds texts
             for cell in filter(None, column.cells):
-                is_number = column.values is not None and column.heading not in left_out
-                assert not is_number or cell in out, f"{column.heading} at {width}"
-                assert is_table or cell in out
+                assert cell in out, f"{column.heading} at {width}"
         if width < 20:
             assert not is_table
 

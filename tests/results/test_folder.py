@@ -246,8 +246,14 @@ def test_work_in_progress_stays_where_making_fails(tmp_path):
 
 def test_another_maker_is_named(tmp_path):
     folder_pair = pair(tmp_path)
-    with RunFolder(folder_pair.folder, folder_pair.id).held(), pytest.raises(RunHeldError):
-        folder_pair.load_or_make(maker(folder_pair, []))
+    made = []
+    message = f"pair is held by process {os.getpid()}"
+    with (
+        RunFolder(folder_pair.folder, folder_pair.id).held(),
+        pytest.raises(RunHeldError, match=message),
+    ):
+        folder_pair.load_or_make(maker(folder_pair, made))
+    assert made == []
 
 
 def test_a_lock_is_acquired_once_until_it_is_released(tmp_path):

@@ -66,7 +66,7 @@ class C3POConfig(Method.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named_tokens(self.tokens)
+        named_tokens(self.tokens)  # raises ConfigError for an unknown name
         if len(self.learning_rate) != 2 or min(self.learning_rate) <= 0:
             raise ConfigError(
                 f"method.learning_rate={self.learning_rate}: give the first and the last, both "

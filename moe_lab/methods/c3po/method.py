@@ -104,7 +104,7 @@ class C3PO(ReferenceMethod):
         logits."""
         from moe_lab.routing.rules import LOGITS
 
-        named_layers(self.config.layers, facts.moe_layers)
+        named_layers(self.config.layers, facts.moe_layers)  # raises ConfigError
         family = facts.routers
         assert family is not None
         if family.rule.noise != LOGITS:

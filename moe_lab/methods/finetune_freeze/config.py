@@ -116,7 +116,7 @@ class FinetuneConfig(TrainerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        phases_of(self.schedule, self.phases)
+        phases_of(self.schedule, self.phases)  # raises ConfigError for wrong phases
         self._check_reference()
         self._check_optimizer()
         self._check_evaluation()
@@ -258,7 +258,7 @@ class FinetuneConfig(TrainerConfig):
     def check_trains(self, rows: int) -> None:
         """Raise ConfigError for a phase without a step,
         and for a training whose only step has the learning rate 0."""
-        self.ends(rows)
+        self.ends(rows)  # raises ConfigError for a phase without a step
         if self.steps(rows) == 1 and self.warmup_steps(rows):
             raise ConfigError(
                 f"method.warmup_ratio={self.warmup_ratio}: the training has one step, and the "

@@ -286,9 +286,9 @@ class FreezeTrainer(MoeTrainer):
         two later divisions: by the processes, which average gradients, and for some models by the
         passes of this process.
         """
-        counts = 0.0
+        has_answer = 0.0  # or 1.0
         if self.auxiliary:
-            counts = float(_has_answer(inputs))
+            has_answer = float(_has_answer(inputs))
             inputs = {**inputs, "output_router_logits": True}
         # label smoothing takes the labels out of the inputs
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
@@ -296,10 +296,10 @@ class FreezeTrainer(MoeTrainer):
             divisor = 1
             if not self.model_accepts_loss_kwargs:
                 divisor = self.current_gradient_accumulation_steps
-            weight = counts * self.args.world_size * divisor / self.passes
+            weight = has_answer * self.args.world_size * divisor / self.passes
             loss = loss + self.auxiliary * weight * outputs.aux_loss
             aux_loss = outputs.aux_loss.detach().float()
-            counted = torch.stack([aux_loss * counts, torch.full_like(aux_loss, counts)])
+            counted = torch.stack([aux_loss * has_answer, torch.full_like(aux_loss, has_answer)])
             self.aux_losses.append(counted)
         return (loss, outputs) if return_outputs else loss
 

@@ -80,7 +80,7 @@ class Accuracy:
     def __init__(self, study: Study, lm: EngineLM):
         self.study = study
         self.metric: str | None = study.config.task.metric
-        build_requests(study.config, study.task, lm)
+        build_requests(study.config, study.task, lm)  # the task keeps them
         study.task.build_all_requests = self._reset_answers
 
     def _reset_answers(self, **_: Any) -> None:

@@ -80,7 +80,7 @@ def pruner_of(settings: Mapping[str, Any], dirs: list[str]) -> BasePruner:
     """The pruner. Raises ConfigError."""
     key = "tuning.pruner"
     with _importable(dirs):
-        _parameters(settings, key, dirs)
+        _parameters(settings, key, dirs)  # raises ConfigError for a parameter that it does not have
         return _made(settings, key, BasePruner)
 
 

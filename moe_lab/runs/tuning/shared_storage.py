@@ -79,6 +79,10 @@ class SharedTrials(Trials):
         return None
 
     def _next(self) -> Trial | None:
+        """A new trial, which this process computes from now on; None after `n_trials`.
+
+        `_draw` gives the parameters to a trial whose parameters are fixed.
+        """
         number = len(self.study.get_trials(deepcopy=False))
         if number >= self.search.n_trials:
             return None

@@ -179,8 +179,10 @@ class Trials:
         return Trial(self.study, trial_id)
 
     def _set_sampler(self, number: int) -> None:
-        """Set the given sampler for a trial. It may look at all parameters at once, when the trial
-        is made."""
+        """Set the sampler of `tuning.sampler`, if there is one, with a seed for this trial.
+
+        It is set before the trial is made, because it may then draw all parameters at once.
+        """
         given = self.search.sampler
         if given:
             seed = seed_of_trial(given, self.seed, number)

@@ -37,6 +37,7 @@ class LlamaGuard(LocalJudge):
 
     def check(self) -> None:
         super().check()
+        # raises ConfigError for a chat template that cannot render it
         self.conversation(Exchange("A prompt", "An answer"))
 
     def conversation(self, exchange: Exchange) -> str:

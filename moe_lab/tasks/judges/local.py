@@ -75,7 +75,7 @@ class LocalJudge(Judge):
         super().check()
         check_has_weights(self.model, offline=self.config.offline)
         if self.config.offline or self.is_folder:
-            self.folder()
+            self.folder()  # raises ModelError for missing files
 
     def _identity(self) -> dict[str, Any]:
         """The content of a folder, or hub id and commit; and the dtype."""

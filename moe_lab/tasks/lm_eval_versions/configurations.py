@@ -20,8 +20,8 @@ def as_installed(config: Mapping[str, Any]) -> dict[str, Any]:
     """A task's configuration for the installed lm-eval.
 
     0.5 reads the split of few-shot examples in `fewshot_split` alone, and takes no mapping of
-    choices. A filter gives a list for each document there, whose items the metrics take; those of
-    this package that end a pipeline give one value for each document.
+    choices. Its filters return a list for each document, and its metrics take the items. A filter
+    of this package that ends a pipeline returns one value for each document: here a list of it.
     """
     installed = dict(config)
     if not has_scorers():

@@ -27,14 +27,14 @@ class TaskBoundary(Boundary):
         super().__init__(name, task, numbers, failures)
         self._aggregation: Callable[[], dict[str, Any]] = task.aggregation
         self._filter_names: list[str] = []
-        self._count = 0
-        """The number of documents, known with the filters once the first result is asked for."""
-        self._documents = 0
-        """Documents that were asked for so far, those of all filters together."""
-        self._filters: dict[str, list[str]] = {}
+        self._num_documents = 0
+        """Known, with the names of the filters, once the first document is processed."""
+        self._num_processed = 0
+        """Calls of `process_results` so far: one for each filter and document."""
+        self._filters_of: dict[str, list[str]] = {}
         """The filters of each metric, in lm-eval's order."""
-        self._aggregated: Counter[str] = Counter()
-        """The number of filters of a metric that were aggregated so far."""
+        self._num_aggregated: Counter[str] = Counter()
+        """The number of filters of a metric whose score was computed so far."""
 
     def patches(self) -> Patches:
         """The methods of the task that run inside the boundary."""
@@ -66,10 +66,11 @@ class TaskBoundary(Boundary):
         """lm-eval's `process_results`, with NaN for a metric that fails."""
         if not self._filter_names:
             self._filter_names = list(self._task.instances[0].filtered_resps)
-            self._count = len({instance.doc_id for instance in self._task.instances})
-        filter_name = self._filter_names[self._documents // self._count]
-        place = self._documents % self._count
-        self._documents += 1
+            self._num_documents = len({instance.doc_id for instance in self._task.instances})
+        # lm-eval processes all documents with the first filter, then all with the next one
+        filter_name = self._filter_names[self._num_processed // self._num_documents]
+        place = self._num_processed % self._num_documents
+        self._num_processed += 1
         values: dict[str, Any]
         if any(result is FAILED for result in results):
             values = dict.fromkeys(self._aggregation(), math.nan)
@@ -83,7 +84,7 @@ class TaskBoundary(Boundary):
         for metric, value in values.items():
             is_mean = aggregation.get(metric, mean) is mean
             values[metric] = self._checked(value, is_mean, metric, filter_name, place)
-            filters = self._filters.setdefault(metric, [])
+            filters = self._filters_of.setdefault(metric, [])
             if filter_name not in filters:
                 filters.append(filter_name)
         return values
@@ -127,8 +128,9 @@ class TaskBoundary(Boundary):
 
         @wraps(function)
         def score(values: list[Any]) -> Any:
-            filter_name = self._filters[metric][self._aggregated[metric]]
-            self._aggregated[metric] += 1
+            # lm-eval computes the score of each filter in the same order
+            filter_name = self._filters_of[metric][self._num_aggregated[metric]]
+            self._num_aggregated[metric] += 1
             return self._score(function, values, metric, filter_name)
 
         return score

@@ -90,8 +90,9 @@ def completion(document: dict[str, Any], reply: str) -> str:
     Fences divide a reply into parts. The first part counts that continues the prompt or writes the
     function again, and whose function has a body: a stub (`pass`, `...`, `raise
     NotImplementedError`) is passed over. Lines at its end that are no Python are left out, and so
-    is what follows the definitions, examples of calls say. Definitions of other parts are added if
-    the function needs them. `from __future__` is left out, since it may only begin a program.
+    are those after its last definition, for example calls of the function. Definitions of other
+    parts are added if the function needs them. `from __future__` is left out, since it may only
+    begin a program.
     """
     parts = _parts(_FUTURE.sub("", reply))
     for number, part in enumerate(parts):

@@ -22,8 +22,8 @@ def filled(model: Any, cache: Any, ids: torch.Tensor = IDS) -> Any:
     return cache
 
 
-def columns(cache: KVCache, layer: int) -> torch.Tensor:
-    """Keys of a layer without the slots that are free."""
+def keys_of(cache: KVCache, layer: int) -> torch.Tensor:
+    """The keys of a layer in the slots that are filled: [sequences, heads, slots, head size]."""
     return cache.layers[layer].keys[:, :, : cache.layers[layer].length]
 
 
@@ -34,7 +34,7 @@ def test_holds_the_same_as_transformers_cache(moe_model):
     filled(moe_model, expected_cache)
     filled(moe_model, expected_cache, IDS[:, :4])
     for layer in range(4):
-        assert torch.equal(columns(ours, layer), expected_cache.layers[layer].keys)
+        assert torch.equal(keys_of(ours, layer), expected_cache.layers[layer].keys)
 
 
 def test_the_bytes_of_a_token_are_those_that_the_cache_takes(moe_model):
@@ -44,14 +44,14 @@ def test_the_bytes_of_a_token_are_those_that_the_cache_takes(moe_model):
 
 def test_keep_forgets_and_the_buffer_stays(olmoe):
     cache = filled(olmoe, KVCache(4, capacity=32))
-    keys = columns(cache, 2)[:, :, :6].clone()
+    keys = keys_of(cache, 2)[:, :, :6].clone()
     address = cache.layers[2].keys.data_ptr()
 
     cache.keep(6)
     filled(olmoe, cache, IDS[:, :2])
 
     assert cache.length == 8
-    assert torch.equal(columns(cache, 2)[:, :, :6], keys)
+    assert torch.equal(keys_of(cache, 2)[:, :, :6], keys)
     assert cache.layers[2].keys.data_ptr() == address
 
 
@@ -61,7 +61,7 @@ def test_expanded_is_a_copy_for_each_sequence(olmoe):
     assert copy.length == cache.length
     assert copy.layers[0].keys.shape[0] == 3
     copy.layers[0].keys.zero_()
-    assert columns(cache, 0).abs().sum() > 0
+    assert keys_of(cache, 0).abs().sum() > 0
 
 
 def test_right_aligned_ends_together(olmoe):
@@ -71,8 +71,8 @@ def test_right_aligned_ends_together(olmoe):
     assert joined.length == 9
     for layer in range(4):
         short_keys, long_keys = joined.layers[layer].keys
-        assert torch.equal(short_keys[:, 4:9], columns(short, layer)[0])
-        assert torch.equal(long_keys[:, :9], columns(long, layer)[0])
+        assert torch.equal(short_keys[:, 4:9], keys_of(short, layer)[0])
+        assert torch.equal(long_keys[:, :9], keys_of(long, layer)[0])
 
 
 def test_a_sequence_of_a_joined_cache_is_selected(olmoe):
@@ -80,13 +80,13 @@ def test_a_sequence_of_a_joined_cache_is_selected(olmoe):
     long = filled(olmoe, KVCache(4), IDS[:, :9])
     joined = KVCache.right_aligned([short, long], capacity=12)
     joined.select(torch.tensor([1]), 2)
-    assert torch.equal(columns(joined, 3), columns(long, 3))
+    assert torch.equal(keys_of(joined, 3), keys_of(long, 3))
 
 
 def test_caches_that_are_not_kept_are_emptied(olmoe):
     short = filled(olmoe, KVCache(4), IDS[:, :5])
     long = filled(olmoe, KVCache(4), IDS[:, :9])
-    keys = columns(long, 3)[0].clone()
+    keys = keys_of(long, 3)[0].clone()
     joined = KVCache.right_aligned([short, long], capacity=12, keep=False)
     assert torch.equal(joined.layers[3].keys[1, :, :9], keys)
     assert long.nbytes == 0

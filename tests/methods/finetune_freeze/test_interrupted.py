@@ -101,7 +101,7 @@ def test_a_resumed_training_ends_in_the_same_bytes(
 @pytest.mark.parametrize(
     ("save_steps", "is_kept"), [pytest.param(1000, False, id="None"), pytest.param(3, True, id="3")]
 )
-def test_a_validation_loss_that_is_none_stops_and_promises_only_what_is_there(
+def test_a_validation_loss_that_is_nan_stops_and_promises_only_what_is_there(
     save_steps, is_kept, tmp_path, monkeypatch
 ):
     forward = OlmoeForCausalLM.forward

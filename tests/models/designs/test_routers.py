@@ -86,7 +86,7 @@ def test_every_block_is_the_slow_one(case, backbone, side):
             torch.testing.assert_close(out[row][real].double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_bias_is_a_buffer_of_float32_beside_its_unbiased_class():
+def test_the_bias_is_a_float32_buffer_of_a_class_of_its_own():
     plain = design("token")
     biased = design("token", selection_bias=True)
     assert type(plain.model.layers[0].mlp.gate) is DesignTopKRouter

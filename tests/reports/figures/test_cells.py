@@ -5,7 +5,6 @@ by the wrong thing, a missing meter shown as 0, and a metric without its unit.
 """
 
 import csv
-import json
 from dataclasses import replace
 from itertools import product
 
@@ -28,6 +27,7 @@ from moe_lab.reports.plotted import plotted
 from moe_lab.reports.score_line import ScoreLine
 from moe_lab.results.score import NO_SCORE
 from moe_lab.results.statistics import over_seeds
+from tests.support.runs import write_jsonl
 from tests.support.stored_results import (
     cell_of,
     cell_table,
@@ -94,34 +94,35 @@ def test_every_comparison_is_a_row(tmp_path):
 
 
 def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
-    """Broken by a panel per metric, and by another training's measurements."""
-    line = {
+    """Two trainings with two cells each. Only the first training has measurements.
+
+    Broken by a panel per metric, and by another training's measurements.
+    """
+    metrics = {
         "load_balance": {"value": 3.0, "ci95": [2.9, 3.1]},
         "collaboration": {"value": 2.0, "ci95": None},
-    }
-    line |= {
         "capacity": {"least": {"value": 0.1, "ci95": None}, "most": {"value": 0.3, "ci95": None}},
         "specialization": {"value": 0.4, "ci95": None},
     }
-    lines = [json.dumps({"step": step, "epoch": step / 2, **line}) for step in (0, 2)]
-    (tmp_path / "models" / "one").mkdir(parents=True)
-    (tmp_path / "models" / "one" / "expert_metrics.jsonl").write_text("\n".join(lines) + "\n")
-    drawn = []
-    for name, measure in product(("one", "two"), ("Load Balance", "Capacity")):
+    measurements = [{"step": step, "epoch": step / 2, **metrics} for step in (0, 2)]
+    write_jsonl(tmp_path / "models" / "measured" / "expert_metrics.jsonl", measurements)
+    cells = []
+    for name, measure in product(("measured", "unmeasured"), ("Load Balance", "Capacity")):
         training_result = expert_results(finetune_freeze={"model": name, "training": {}})
         training_result = training_result.model_copy(update={"folder": tmp_path / "runs" / name})
         coordinates = {"method.schedule": name, "measure": measure}
-        drawn.append(TableCell(coordinates=coordinates, run_id="r", results=[training_result]))
-    png, table = draw_epochs(CellTable(bars(), drawn)).save(tmp_path, "f", "T")
+        cells.append(TableCell(coordinates=coordinates, run_id="r", results=[training_result]))
+
+    png, table = draw_epochs(CellTable(bars(), cells)).save(tmp_path, "f", "T")
+
+    assert png.stat().st_size > 1000
     assert table == tmp_path / "f.csv"
     rows = list(csv.DictReader(table.open()))
-    assert {(row["capacity"], row["capacity_most"]) for row in rows} == {("0.1", "0.3")}, (
-        "both readings"
-    )
-    expected = [("one", "0.0", "2.9"), ("one", "1.0", "2.9")]
+    expected = [("measured", "0.0", "2.9"), ("measured", "1.0", "2.9")]
     assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == expected
-    assert png.stat().st_size > 1000
-    assert draw_epochs(CellTable(bars(), drawn[2:])).save(tmp_path, "g", "T") == []
+    for row in rows:
+        assert (row["capacity"], row["capacity_most"]) == ("0.1", "0.3"), "both readings"
+    assert draw_epochs(CellTable(bars(), cells[2:])).save(tmp_path, "g", "T") == []
 
 
 def test_overhead_is_relative_to_one_row():

@@ -88,7 +88,8 @@ def test_other_scores_have_a_permutation_test_and_no_changed_answers(tmp_path):
     values = RANDOM.normal(size=30)
     score_row = row(tmp_path, values.tolist(), (values + 1).tolist())
     assert (score_row["test"], score_row["p"]) == ("permutation", 1e-4)
-    assert score_row["to_right"] is score_row["changed"] is None
+    assert score_row["to_right"] is None
+    assert score_row["changed"] is None
 
 
 def test_equal_scores_have_no_test_and_one_document_no_interval(tmp_path):

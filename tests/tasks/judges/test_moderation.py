@@ -69,7 +69,7 @@ def test_the_scores_are_the_highest_category_and_the_flag(server):
 
 
 @pytest.mark.parametrize("status", first_fast([429, 500, 503, 408]))
-def test_what_passes_is_tried_again(server, status):
+def test_a_temporary_failure_is_tried_again(server, status):
     before = verdicts()
     server.faults = [Fault(status, times=3)]
     server.requests.clear()

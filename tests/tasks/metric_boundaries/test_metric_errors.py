@@ -181,12 +181,11 @@ def test_perplexity_of_text_without_spaces(tmp_path):
     ]
 
 
-def test_empty_pages(tmp_path):
+def test_empty_pages_have_no_score_per_byte(tmp_path):
     outcome = evaluated(tmp_path, PAGES + METRICS, [{"page": ""}, {"page": ""}])
     assert outcome["scores"]["word_perplexity,none"] == 1.0, "lm-eval counts one word"
-    assert (
-        outcome["scores"]["byte_perplexity,none"] is outcome["scores"]["bits_per_byte,none"] is None
-    )
+    assert outcome["scores"]["byte_perplexity,none"] is None
+    assert outcome["scores"]["bits_per_byte,none"] is None
     assert [failure.partition(": ")[0] for failure in outcome["said"]] == [
         "mine, byte_perplexity,none, document 0",
         "mine, bits_per_byte,none, document 0",

@@ -16,6 +16,7 @@ DOORS = (
     "tuning.sampler",
     "tuning.pruner",
     "logger.init",
+    "model.load",
     "launcher.parameters",
 )
 """The keys. Their default is an empty dictionary."""

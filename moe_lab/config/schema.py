@@ -53,8 +53,10 @@ class ModelConfig:
     max_gen_toks: PositiveInt | None = None
     """With `think_end_token`: new tokens of a reply where a task allows fewer; null: the task's
     number."""
-    device_map: Literal["auto"] | None = None
+    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = None
     """transformers' placement of the layers on devices; null: all on `device`."""
+    load: dict[str, Any] = field(default_factory=dict)
+    """Keywords of `from_pretrained` (`moe_lab/models/load_options.py`)."""
     recipe: dict[str, bool | int | float | str | None] | None = None
     """Keys of method=pretrain: the model is trained on first use, one for each seed
     (`moe_lab/runs/trainings.py`)."""

@@ -60,7 +60,10 @@ def not_finite(model: nn.Module) -> str | None:
     """
     for name, stored in model.state_dict().items():
         tensor = stored.to_local() if hasattr(stored, "to_local") else stored
-        if tensor.device.type == "meta" or tensor.dtype not in FLOATS or not tensor.numel():
+        is_quantized = type(tensor) is not torch.Tensor  # torchao's have the dtype of their values
+        if is_quantized or tensor.device.type == "meta":
+            continue
+        if tensor.dtype not in FLOATS or not tensor.numel():
             continue
         smallest_and_largest = torch.stack(torch.aminmax(tensor))  # without a copy of the tensor
         if not smallest_and_largest.isfinite().all():

@@ -11,6 +11,7 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError, reading
 from moe_lab.models.file_digests import digest_of
 from moe_lab.models.hub import commit_of
+from moe_lab.models.load_options import NOT_NUMBERS
 
 SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Endings of configurations, weight indices and tokenizer files."""
@@ -81,6 +82,9 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
     }
     if model.peft:
         identity["peft"] = _current_identity(model.peft)
+    load = {name: value for name, value in model.load.items() if name not in NOT_NUMBERS}
+    if load:
+        identity["load"] = load
     if not model.merge_adapter:
         identity["merge_adapter"] = False
     return identity

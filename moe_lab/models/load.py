@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 from transformers.distributed import DistributedConfig
+from transformers.quantizers.auto import AutoQuantizationConfig
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, first_line, reading
@@ -69,6 +70,11 @@ def load_model(
     start = time.perf_counter()
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
     options = placement(model, config, place, disk, shard) | loading_options(config)
+    options |= model.load
+    if "quantization_config" in model.load:
+        options["quantization_config"] = AutoQuantizationConfig.from_dict(
+            dict(model.load["quantization_config"])
+        )
     experts = _experts_implementation(model, config, facts, place)
     if experts is not None:
         options["experts_implementation"] = experts
@@ -93,7 +99,7 @@ def load_model(
             f"{routers} routers."
         )
     check_weights(loaded, source)
-    is_unusual = quantization_of(config) or model.device_map
+    is_unusual = quantization_of(config) or model.device_map or model.load
     if facts.moe_layers and not facts.fixed_routing and is_unusual:
         prove_seam(loaded, place, source)
     if not shard:  # a training checks its own losses

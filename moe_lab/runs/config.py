@@ -14,6 +14,7 @@ from moe_lab.config.schema import EMBEDDED_MODELS, GROUP_CONFIGS, KEYS, Config, 
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import TEXT_KEYS, config_class, get_method, methods_with
+from moe_lab.models.load_options import with_load
 from moe_lab.reports.wandb_init import checked_init
 
 STORED_ONLY = ("report", "compare")
@@ -76,6 +77,7 @@ def to_config(cell: Cell) -> Config:
         section = values[group] | {"name": _name_of(group, cell)}
         sections[group] = build(schema, section, prefix=f"{group}.")
     _check_has_path(sections["model"])
+    sections["model"] = with_load(sections["model"])
     if sections["logger"].init:
         init = checked_init(sections["logger"].init)
         sections["logger"] = replace(sections["logger"], init=init)

@@ -169,7 +169,7 @@ class FinetuneFreeze(TrainingMethod):
         architecture = load_config(config.model, offline=config.offline)
         self.check_training(config, facts)
         check_fields(config, optim=method.optimizer)
-        if quantization_of(architecture):
+        if quantization_of(architecture) or "quantization_config" in config.model.load:
             raise ConfigError(
                 "A quantized model cannot be fine-tuned. Use the checkpoint before quantization."
             )

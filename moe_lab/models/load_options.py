@@ -1,0 +1,156 @@
+"""`model.load={...}`: keywords of transformers' `from_pretrained`, under their own names.
+
+https://huggingface.co/docs/transformers/main_classes/model#transformers.PreTrainedModel.from_pretrained
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from moe_lab.config.doors import library_value
+from moe_lab.config.library_logs import hide_kernel_messages
+from moe_lab.config.schema import ModelConfig
+from moe_lab.config.validators import did_you_mean
+from moe_lab.errors import ConfigError, first_line, need_package
+
+PAGE = (
+    "https://huggingface.co/docs/transformers/main_classes/model"
+    "#transformers.PreTrainedModel.from_pretrained"
+)
+_OF_HUB = "files of the hub are fetched first. Use model.path= and model.revision="
+_SPLIT = "a model that is split over processes is not evaluated here. Use model.device_map=auto"
+REFUSED = {
+    "adapter_kwargs": "an adapter is model.peft=",
+    "adapter_name": "an adapter is model.peft=",
+    "allow_all_kernels": "kernels of anybody are code from the hub, which is never run",
+    "cache_dir": "it is HF_HUB_CACHE",
+    "config": "it is that of model.path=",
+    "device_mesh": _SPLIT,
+    "distributed_config": _SPLIT,
+    "dtype": "it is a key of the run. Use dtype=",
+    "force_download": _OF_HUB,
+    "generation_config": "it is that of model.path=. Use gen_kwargs=",
+    "gguf_file": "the configuration is that of config.json. Convert the model to safetensors",
+    "ignore_mismatched_sizes": "weights of other shapes are refused, with their names",
+    "local_files_only": "it is a key of the run. Use offline=",
+    "output_loading_info": "missing weights are refused, with their names",
+    "pretrained_model_name_or_path": "it is model.path=",
+    "proxies": "they are HTTPS_PROXY",
+    "state_dict": "it is an object",
+    "subfolder": f"{_OF_HUB}, of a local folder with the subfolder",
+    "token": "a secret belongs in the environment: HF_TOKEN",
+    "torch_dtype": "it is a key of the run. Use dtype=",
+    "tp_plan": _SPLIT,
+    "tp_size": _SPLIT,
+    "tqdm_class": "it is an object",
+    "trust_remote_code": "code of a model is never run",
+    "variant": f"{_OF_HUB}, of a local folder with these weights as model.safetensors",
+    "weights_only": "nothing of a file is executed",
+}
+"""The keywords that are not taken, with the reason."""
+SAME_KEYS = ("attn_implementation", "device_map", "experts_implementation", "revision")
+"""Keywords that are keys of `model`."""
+NOT_NUMBERS = frozenset(
+    {"disable_mmap", "max_memory", "offload_buffers", "offload_folder", "use_safetensors"}
+)
+"""The keywords that change no number."""
+NEED_DEVICE_MAP = ("max_memory", "offload_buffers", "offload_folder")
+
+
+def with_load(model: ModelConfig) -> ModelConfig:
+    """The model with checked keywords; those that are keys of `model` are these.
+
+    Raises ConfigError for an unknown keyword, a refused one, one without an effect, and one that
+    contradicts the key of the same name.
+    """
+    if not model.load:
+        return model
+    hints = _hints()
+    taken: dict[str, Any] = {}
+    same: dict[str, Any] = {}
+    for name, value in model.load.items():
+        key = f"model.load.{name}"
+        if name in REFUSED:
+            raise ConfigError(f"{key} is not taken: {REFUSED[name]}.")
+        if name not in keywords():
+            accepted = [known for known in keywords() if known not in REFUSED]
+            raise ConfigError(
+                f"Unknown keyword {key}.{did_you_mean(name, accepted)}\nAll keywords: {PAGE}"
+            )
+        if name in SAME_KEYS:
+            current = getattr(model, name)
+            if current not in (None, value):
+                raise ConfigError(
+                    f"{key}={value} and model.{name}={current} are the same setting. Give one."
+                )
+            same[name] = value
+        else:
+            taken[name] = library_value(key, value, hints.get(name, Any))
+    checked = replace(model, load=taken, **same)
+    for name in NEED_DEVICE_MAP:
+        if name in taken and checked.device_map is None:
+            raise ConfigError(f"model.load.{name} has no effect without model.device_map=auto.")
+    if taken.get("use_kernels"):
+        need_package("kernels", "kernels", "model.load.use_kernels=true")
+    if "quantization_config" in taken:
+        _check_quantization(taken["quantization_config"])
+    return checked
+
+
+@cache
+def keywords() -> tuple[str, ...]:
+    """The keywords of from_pretrained: those of its signature, and those that its code reads."""
+    hide_kernel_messages()
+    from transformers import PreTrainedModel
+
+    function = PreTrainedModel.from_pretrained
+    names = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            names.append(name)
+    read = re.findall(r'kwargs\.pop\("([a-z]\w*)"', inspect.getsource(function))
+    return tuple(dict.fromkeys([*names, *read]))
+
+
+def _hints() -> dict[str, Any]:
+    """The types of the keywords in the signature, and of some others by their documentation."""
+    return {
+        "disable_mmap": bool,
+        "fusion_config": dict[str, Any],
+        "kernel_config": dict[str, Any],
+        "key_mapping": dict[str, str],
+        "max_memory": dict[str, int | str],
+        "offload_buffers": bool,
+        "offload_folder": str,
+        "quantization_config": dict[str, Any],
+        "use_kernels": bool,
+        "use_safetensors": bool,
+    }
+
+
+def _check_quantization(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a quantization that transformers does not have, or not here."""
+    from transformers.quantizers.auto import AutoHfQuantizer, AutoQuantizationConfig
+
+    from moe_lab.models.facts import LINEAR_ONLY
+
+    method = settings.get("quant_method")
+    if method in LINEAR_ONLY.split():
+        raise ConfigError(
+            f"model.load.quantization_config.quant_method={method}: transformers quantizes linear "
+            "layers with it, and experts are fused tensors. Use dtype=bfloat16, or torchao or fp8."
+        )
+    try:
+        config = AutoQuantizationConfig.from_dict(dict(settings))
+        AutoHfQuantizer.from_config(config, pre_quantized=False).validate_environment(
+            device_map=None, weights_only=True
+        )
+    except Exception as error:  # of the method's own package, too
+        raise ConfigError(
+            f"model.load.quantization_config cannot be used here: {first_line(error)}."
+        ) from error

@@ -100,8 +100,10 @@ def cuts(cell: Cell, config: Any) -> list[str]:
         overrides.append(f"tuning.step={tuning['max_temperature'] or 1}")
 
     of_method = PRETRAINING if method["name"] == "pretrain" else ON_METHOD
+    trains_on_references = method.get("dataset") == "reference"
     for key, value in of_method.items():
-        if key in method:
+        is_idle = key == "reference_size" and "dataset" in method and not trains_on_references
+        if key in method and not is_idle:
             overrides.append(f"method.{key}={value}")
     if method.get("validation_size"):
         overrides.append("method.validation_size=2")

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from moe_lab.api.run import report as report
     from moe_lab.api.run import run as run
     from moe_lab.api.tiny import tiny as tiny
+    from moe_lab.api.training_callback import ExpertMetrics as ExpertMetrics
     from moe_lab.config.compose import conf_dir as conf_dir
     from moe_lab.routing.override import override as override
     from moe_lab.routing.record import record as record
 
 _MODULES = {
     "C3PO": "moe_lab.api.c3po",
+    "ExpertMetrics": "moe_lab.api.training_callback",
     "RoE": "moe_lab.api.roe",
     "compare": "moe_lab.api.compare",
     "conf_dir": "moe_lab.config.compose",

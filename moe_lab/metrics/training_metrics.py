@@ -1,7 +1,7 @@
 """The expert metrics of a model in training, on tokenized validation examples (MoE-Bench, section
 4.2).
 
-    trainer.add_callback(ExpertMetrics(rows, folder))
+    trainer.add_callback(EpochMetrics(rows, folder))
 
 Counted metrics count the tokens of the examples. Accuracy is the share of answer tokens that the
 model predicts, given the true tokens before them. Intervention metrics are the accuracy lost under
@@ -69,7 +69,7 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
     return measured
 
 
-class ExpertMetrics(TrainerCallback):
+class EpochMetrics(TrainerCallback):
     """Measures the model of transformers' Trainer before the first step and at the end of every
     epoch.
 

@@ -11,10 +11,13 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError, reading
 from moe_lab.models.file_digests import digest_of
 from moe_lab.models.hub import commit_of
-from moe_lab.models.load_options import NOT_NUMBERS
 
 SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Endings of configurations, weight indices and tokenizer files."""
+NOT_NUMBERS = frozenset(
+    {"disable_mmap", "max_memory", "offload_buffers", "offload_folder", "use_safetensors"}
+)
+"""Keywords of `model.load` that change no number."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 LOADED = (
     "model.safetensors",

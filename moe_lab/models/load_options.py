@@ -55,10 +55,6 @@ REFUSED = {
 """The keywords that are not taken, with the reason."""
 SAME_KEYS = ("attn_implementation", "device_map", "experts_implementation", "revision")
 """Keywords that are keys of `model`."""
-NOT_NUMBERS = frozenset(
-    {"disable_mmap", "max_memory", "offload_buffers", "offload_folder", "use_safetensors"}
-)
-"""The keywords that change no number."""
 NEED_DEVICE_MAP = ("max_memory", "offload_buffers", "offload_folder")
 
 

@@ -36,7 +36,7 @@ from moe_lab.metrics.teacher_forcing import (
     labelled_tokens,
     right_tokens,
 )
-from moe_lab.metrics.training_metrics import ExpertMetrics, measure, read_measurements, summary
+from moe_lab.metrics.training_metrics import EpochMetrics, measure, read_measurements, summary
 from moe_lab.reports.figures.curves import training_rows
 from moe_lab.routing import record, routed
 from tests.support.ensembles import answered
@@ -292,7 +292,7 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
     measured = deepcopy(small_model("olmoe"))
     trainer_of(plain, tmp_path / "plain").train()
     state = torch.get_rng_state()
-    trainer_of(measured, tmp_path / "measured", ExpertMetrics(some_rows(), tmp_path)).train()
+    trainer_of(measured, tmp_path / "measured", EpochMetrics(some_rows(), tmp_path)).train()
     assert_same(plain, measured)
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(plain.lm_head.weight, small_model("olmoe").lm_head.weight)

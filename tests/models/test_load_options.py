@@ -12,9 +12,9 @@ import torch
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models import load as load_module
-from moe_lab.models.identity import model_identity
+from moe_lab.models.identity import NOT_NUMBERS, model_identity
 from moe_lab.models.load import load_model
-from moe_lab.models.load_options import NOT_NUMBERS, REFUSED, SAME_KEYS, keywords, with_load
+from moe_lab.models.load_options import REFUSED, SAME_KEYS, keywords, with_load
 from moe_lab.models.source import model_source
 
 INT8 = {

@@ -46,7 +46,7 @@ from moe_lab.methods.tokenized import Encoded, Pad, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
 from moe_lab.methods.trainer import LOSS, fit, own_checkpoint
 from moe_lab.metrics.stored import COUNTS
-from moe_lab.metrics.training_metrics import ExpertMetrics, summary
+from moe_lab.metrics.training_metrics import EpochMetrics, summary
 from moe_lab.models.adapters import load_adapter
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import LoadedModel, ModelFacts
@@ -157,7 +157,7 @@ def train_on_rank(training: FinetuningInputs, model: Any = None) -> TrainerState
         callbacks.append(early_stopping_callback(method.early_stopping))
     # routers of single tokens
     if training.validation and find_routers(model) and not why_fixed(model):
-        callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
+        callbacks.append(EpochMetrics(Rows(training.validation), training.folder))
     with constraint:
         trainer = fit(
             training.folder,

@@ -30,7 +30,8 @@ class MethodLM(AnsweringLM):
 
     def __init__(self, open_lm: Callable[[], AbstractContextManager[EngineLM]], tokenizer: Any):
         super().__init__(lambda: tokenizer)
-        self._open = open_lm
+        self.open = open_lm
+        """Opens the method on the model."""
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The template that lm-eval stores with its results."""
@@ -39,7 +40,7 @@ class MethodLM(AnsweringLM):
 
     def _answer(self, kind: str, requests: list[Instance]) -> list[Any]:
         """The answers of the method, which is opened for these requests alone."""
-        with self._open() as lm:
+        with self.open() as lm:
             answers: list[Any] = getattr(lm, kind)(requests)
         return answers
 

@@ -336,11 +336,22 @@ def test_a_closed_stdout_loses_no_page(capsys, runs, tmp_path, monkeypatch):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("overrides", [["seeds=2"], ["tuning=tpe"], ["-m", "seed=0,1"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["seeds=2", "mode=plan"],
+        ["experiment=roe/figure3", "mode=plan"],
+        ["seeds=2"],
+        ["tuning=tpe"],
+        ["-m", "seed=0,1"],
+    ],
+    ids=" ".join,
+)
 def test_several_runs_with_the_id_of_one_wandb_run_are_refused(
     overrides, capsys, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("WANDB_RUN_ID", "abc")
+    monkeypatch.setenv("WANDB_MODE", "offline")
     ended = run_command(capsys, *overrides, "logger=wandb", "model=tiny", f"output_dir={tmp_path}")
     assert ended.code == 2
     assert "WANDB_RUN_ID=abc is one run of W&B" in ended.err

@@ -20,12 +20,14 @@ from moe_lab.reports.scores import CommandTable
 from moe_lab.reports.terminal import print_scores
 from moe_lab.results.atomic import plain
 from moe_lab.results.score_table import SeedGroup, family_of
+from moe_lab.results.seed_summary import SeedSummary
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
 from moe_lab.runs.summaries import summarize, summary, write_summaries
 from moe_lab.tasks.judges import toy
 from tests.support.runs import config, small_data
+from tests.support.stored_results import result_with
 
 POOL = ModelPool()
 
@@ -94,6 +96,26 @@ def test_one_summary_per_run_with_several_seeds(roe):
     else:
         low, high = score["ci95_seeds"]
         assert low <= score["mean"] <= high
+
+
+def test_a_summary_has_those_settings_of_its_first_run_that_the_run_has():
+    first = result_with(untuned=True, baseline={"run_id": "base"})
+    seed_summary = SeedSummary(
+        first=first,
+        partial=False,
+        versions={},
+        statistics=1,
+        seeds=[0, 1],
+        studies=[],
+        run_ids=["r", "s"],
+        scores={},
+    )
+    written = seed_summary.to_json()
+    assert written["model"] == {"name": "tiny"}
+    assert written["method"] == {"name": "roe"}
+    assert written["task"] == {"name": "t", "tasks": ["t"], "metric": "acc,none"}
+    assert written["untuned"] is True
+    assert not {"tuning", "judges", "baseline"} & written.keys()
 
 
 @pytest.mark.slow

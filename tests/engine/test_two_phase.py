@@ -149,19 +149,23 @@ def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch)
 
 
 def test_later_calls_put_noisy_samples_through_the_model_and_nothing_else(olmoe, tokenizer):
-    noisy, other_ensemble, none = ensembles_for(olmoe)
+    """A token is a character. The first ensemble has noise in 3 layers, the second one in 1."""
+    noisy, other_ensemble, without_noise = ensembles_for(olmoe)
     lm = EngineLM(olmoe, tokenizer, ensemble=noisy, reuse=True)
-    request = Request(("a context of some length, " * 4 + "then", " answer"))
-    planned = lm.count_tokens("loglikelihood", request)
+    context = "a context of some length, " * 4 + "then"
+    request = Request((context, " answer"))
+    answer_tokens = lm.count_tokens("loglikelihood", request)
     costs = []
-    for ensemble in (noisy, other_ensemble, none):
+    for ensemble in (noisy, other_ensemble, without_noise):
         lm.set_ensemble(ensemble)
         lm.answer("loglikelihood", [request], lambda i, answer: None)
         costs.append(lm.cost["tokens_in"])
-    assert costs[0] == len(request.args[0]) + planned - 1 + planned * 4
-    assert costs[1] - costs[0] == planned * 4
+    clean_tokens = len(context) + answer_tokens - 1
+    noisy_samples = answer_tokens * 4
+    assert costs[0] == clean_tokens + noisy_samples
+    assert costs[1] - costs[0] == noisy_samples
     assert costs[2] == costs[1]
-    assert lm.cost["noisy_decisions"] == planned * 4 * (3 + 1)
+    assert lm.cost["noisy_decisions"] == noisy_samples * 3 + noisy_samples * 1
 
 
 def test_later_prompts_are_read_from_their_last_token_on(olmoe, tokenizer):

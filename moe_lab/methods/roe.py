@@ -90,7 +90,7 @@ class RoE(TemperatureMethod):
     def temperatures(self, moe_layers: int) -> list[float]:
         """One temperature per MoE layer.
 
-        Raises ConfigError if the list or L does not fit the model.
+        Raises ConfigError if a list of temperatures, or `skip_layers`, does not fit the model.
         """
         temperature = self.config.temperature
         skip = self._skip_layers

@@ -39,10 +39,13 @@ SECRETS = ("api_key", "identity_token_file", "azure_account_url_to_access_key")
 
 
 def checked_init(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in their types, without those that are keys of `logger`.
+    """The arguments in their types.
 
     Raises ConfigError for an unknown argument or setting, a refused one, a secret, and a value of
     another type.
+
+    Args:
+        given: without SAME_KEYS, which `LoggerConfig` has made keys of `logger`.
     """
     import wandb
 

@@ -47,7 +47,8 @@ class MethodPart(Stored):
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """By `group.key`, and `group.key.key` where a key has keys of its own."""
+    """The values without nesting: `{"a": 1, "b": {"c": 2}}` becomes `{"a": 1, "b.c": 2}`. Nested
+    ones come last."""
     simple: dict[str, Any] = {}
     nested: dict[str, Any] = {}
     for key, value in values.items():

@@ -289,13 +289,19 @@ def test_a_plan_names_all_that_a_command_lacks(capsys, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("n", [2, 8])
+def test_the_tokens_of_generated_answers_are_planned(n):
+    """The prompt's last token and the new tokens but the last have n samples each."""
+    workload = generating(10, prompt=100, new=5)
+    run = FakeRun(Config(method=get_method("roe").Config(name="roe", n=n)))
+    tokens_of_document = 99 + n + 4 * n
+    planned = run.method.forward_tokens(workload, run.config, run.facts)
+    assert planned == 10 * tokens_of_document
+
+
 def test_a_plan_sums_the_tokens_of_all_seeds_and_knows_that_rerun_computes_again(capsys, runs):
     ended = run_command(capsys, "mode=plan", "method=roe", "method.n=4", "seeds=3")
     assert "To run: 3, about 3,000 forward tokens." in ended.out
-    with_answers = generating(10, prompt=100, new=5)
-    rows = [FakeRun(Config(method=get_method("roe").Config(name="roe", n=n))) for n in (2, 8)]
-    tokens = [run.method.forward_tokens(with_answers, run.config, run.facts) for run in rows]
-    assert tokens == [1090, 1390]
     runs.done.add("tiny-roe-toy_math-0")
     plan_of_both = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
     assert "done" in plan_of_both

@@ -100,14 +100,15 @@ def test_answers_come_one_by_one_and_are_counted(olmoe, tokenizer):
         seen.__setitem__,
     )
     assert sorted(seen) == [0, 1, 2]
-    assert seen[0] == seen[2] != seen[1]
-    assert lm.cost["tokens_in"] == 3
+    assert seen[0] == seen[2]
+    assert seen[0] != seen[1]
+    assert lm.cost["tokens_in"] == len("abc"), "a last token is only predicted"
     assert lm.cost["tokens_out"] == 0
     lm.answer(
         "generate_until", [Request(("abc", {"max_gen_toks": 5, "until": []}))], seen.__setitem__
     )
     assert lm.cost["tokens_out"] == 5
-    assert lm.cost["tokens_in"] == 3 + 3 + 4
+    assert lm.cost["tokens_in"] == 3 + len("abc") + 4, "the last of 5 tokens is not read"
 
 
 def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
@@ -195,7 +196,7 @@ OPTIONS = {"do_sample": True, "top_k": 0}
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_a_sample_is_the_best_token_behind_the_seeds_noise(olmoe, seed):
+def test_a_sampled_token_is_the_best_one_with_the_seeds_noise(olmoe, seed):
     steps = 6
     [sampled_text] = answers_of(olmoe, [PROMPT], Budget(4000), steps, options=OPTIONS, seed=seed)
     ids = list(PROMPT)

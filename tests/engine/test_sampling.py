@@ -387,18 +387,22 @@ def test_sampled_tokens_have_the_probabilities_of_the_model(olmoe, tokenizer):
 
 
 def test_what_is_not_supported_is_refused(olmoe, tokenizer):
-    refused = {
+    unsupported = {
         "num_beams": 2,
         "prompt_lookup_num_tokens": 2,
         "guidance_scale": 2,
         "output_attentions": True,
     }
-    for key, value in (refused | {"output_scores": True}).items():
-        options = {key: value, "return_dict_in_generate": key in refused}
+    calls = []
+    for key, value in unsupported.items():
+        calls.append((key, {key: value, "return_dict_in_generate": True}))
+    # there is no place for scores in a tensor of token ids
+    calls.append(("output_scores", {"output_scores": True, "return_dict_in_generate": False}))
+
+    roe = RoE(olmoe, tokenizer, n=2)
+    for key, options in calls:
         with pytest.raises(ValueError, match=key):
-            olmoe.generate(
-                torch.tensor([[1, 2]]), custom_generate=RoE(olmoe, tokenizer, n=2), **options
-            )
+            olmoe.generate(torch.tensor([[1, 2]]), custom_generate=roe, **options)
 
 
 def test_a_streamer_takes_one_sequence(olmoe, tokenizer):

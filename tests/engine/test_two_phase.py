@@ -37,18 +37,18 @@ def activations():
 @pytest.mark.parametrize("noisy", [3, 8])
 def test_chunks_of_logit_positions(noisy, tokens):
     requests = activations()
+    places_before = {}
+    """The number of logit positions of all requests before one, by `id`."""
+    for number, request in enumerate(requests):
+        places_before[id(request)] = sum(POSITIONS[:number])
     places = []
     for chunks in passes(requests, noisy, Budget(tokens)):
         widest = max(len(chunk.at_C) for chunk in chunks)
         assert widest * noisy <= max(CHUNK_SAMPLES, noisy)
-        assert len(chunks) * widest * noisy <= tokens or (len(chunks), widest) == (1, 1)
+        is_least = len(chunks) == 1 and widest == 1
+        assert is_least or len(chunks) * widest * noisy <= tokens
         for chunk in chunks:
-            first = sum(
-                POSITIONS[
-                    : next(i for i, request in enumerate(requests) if request is chunk.request)
-                ]
-            )
-            assert (chunk.place_C == first + chunk.at_C).all()
+            assert (chunk.place_C == places_before[id(chunk.request)] + chunk.at_C).all()
             places += chunk.place_C.tolist()
     assert places == list(range(sum(POSITIONS)))
 
@@ -149,22 +149,27 @@ def test_pieces_of_one_question_and_small_budgets(olmoe, tokenizer, monkeypatch)
 
 
 def test_later_calls_put_noisy_samples_through_the_model_and_nothing_else(olmoe, tokenizer):
-    noisy, other_ensemble, none = ensembles_for(olmoe)
+    """A token is a character. The first ensemble has noise in 3 layers, the second one in 1."""
+    noisy, other_ensemble, without_noise = ensembles_for(olmoe)
     lm = EngineLM(olmoe, tokenizer, ensemble=noisy, reuse=True)
-    request = Request(("a context of some length, " * 4 + "then", " answer"))
-    planned = lm.count_tokens("loglikelihood", request)
+    context = "a context of some length, " * 4 + "then"
+    request = Request((context, " answer"))
+    answer_tokens = lm.count_tokens("loglikelihood", request)
     costs = []
-    for ensemble in (noisy, other_ensemble, none):
+    for ensemble in (noisy, other_ensemble, without_noise):
         lm.set_ensemble(ensemble)
         lm.answer("loglikelihood", [request], lambda i, answer: None)
         costs.append(lm.cost["tokens_in"])
-    assert costs[0] == len(request.args[0]) + planned - 1 + planned * 4
-    assert costs[1] - costs[0] == planned * 4
+    clean_tokens = len(context) + answer_tokens - 1
+    noisy_samples = answer_tokens * 4
+    assert costs[0] == clean_tokens + noisy_samples
+    assert costs[1] - costs[0] == noisy_samples
     assert costs[2] == costs[1]
-    assert lm.cost["noisy_decisions"] == planned * 4 * (3 + 1)
+    assert lm.cost["noisy_decisions"] == noisy_samples * 3 + noisy_samples * 1
 
 
 def test_later_prompts_are_read_from_their_last_token_on(olmoe, tokenizer):
+    """Each call reads 4 noisy samples. The second one reads the prompt's last token, too."""
     noisy, other_ensemble, _ = ensembles_for(olmoe)
     lm = EngineLM(olmoe, tokenizer, ensemble=noisy, reuse=True)
     request = Request(("a prompt of some length", {"max_gen_toks": 1, "until": []}))
@@ -173,7 +178,7 @@ def test_later_prompts_are_read_from_their_last_token_on(olmoe, tokenizer):
     lm.set_ensemble(other_ensemble)
     lm.answer("generate_until", [request], lambda i, answer: None)
     assert first == len(request.args[0]) + 4
-    assert lm.cost["tokens_in"] - first == 5
+    assert lm.cost["tokens_in"] - first == 1 + 4
 
 
 def test_what_does_not_fit_is_computed_anew(olmoe, tokenizer, monkeypatch):

@@ -380,7 +380,7 @@ def test_messages_after_the_limit_are_not_rendered(tiny):
     assert made.truncated == 1
 
 
-def test_padding_stands_behind_and_is_neither_read_nor_learned():
+def test_padding_is_at_the_end_and_is_neither_read_nor_learned():
     batch = Pad(7)(
         [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, {"input_ids": [4], "labels": [4]}]
     )

@@ -228,6 +228,7 @@ def test_8_bit_adamw_moves_what_its_schedule_trains(schedule, eight_bit, tmp_pat
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     names = {"router": "mlp.gate", "experts": "mlp.experts.down_proj", "": "self_attn.q_proj"}
     parts = SCHEDULES[schedule]
+    """The frozen groups of each equal part of the 4 steps."""
     for step, (before, after) in enumerate(pairwise(states)):
         frozen = parts[step * len(parts) // 4]
         for group, part in names.items():

@@ -101,13 +101,15 @@ def given(monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
 @pytest.mark.parametrize("own_code", [True, False], ids=["engine", "hf"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_keeps_the_blank_at_its_beginning(monkeypatch, family, own_code):
+    """The prompt is the first line of the code, and the reply is the rest."""
     tokenizer = tokenizer_of(family)
-    prompt = ids_of(tokenizer, PROMPT)
-    tokens = ids_of(tokenizer, CODE)
-    while tokens[: len(prompt)] != prompt:
-        prompt.pop()  # the blanks after the line's end are of the same token
-    begin = CODE[: len(tokenizer.decode(prompt).removeprefix(" "))]
-    given(monkeypatch, [*tokens[len(prompt) :], 2])
+    code_ids = ids_of(tokenizer, CODE)
+    prompt_ids = ids_of(tokenizer, PROMPT)
+    while code_ids[: len(prompt_ids)] != prompt_ids:
+        prompt_ids.pop()  # a token has the end of the line and the blanks after it
+    prompt = CODE[: len(tokenizer.decode(prompt_ids).removeprefix(" "))]
+    reply_ids = code_ids[len(prompt_ids) :]
+    given(monkeypatch, [*reply_ids, 2])
     if own_code:
         model = make_model("olmoe", vocab_size=SIZE, **ENDS)
     else:
@@ -115,13 +117,14 @@ def test_an_answer_keeps_the_blank_at_its_beginning(monkeypatch, family, own_cod
     lm = EngineLM(model, tokenizer, progress=False, add_bos_token=False)
     assert (lm.engine is not None) == own_code
     options = {"until": ["\n\n\n"], "max_gen_toks": 60}
-    answers = answered(lm, "generate_until", [(begin, options), (begin, options)])
-    expected = CODE.removeprefix(begin).split("\n\n\n")[0]
+    answers = answered(lm, "generate_until", [(prompt, options), (prompt, options)])
+    expected = CODE.removeprefix(prompt).split("\n\n\n")[0]
     assert answers == [expected, expected]
-    decoded = tokenizer.decode(tokens[len(prompt) :])
-    differs = not decoded.startswith(expected)
-    assert lm.cost["decoded_in_context"] == 2 * differs
-    assert differs == FAMILIES[family]
+
+    depends_on_prompt = FAMILIES[family]
+    is_alone_the_same = tokenizer.decode(reply_ids).startswith(expected)
+    assert is_alone_the_same == (not depends_on_prompt)
+    assert lm.cost["decoded_in_context"] == (2 if depends_on_prompt else 0)
 
 
 @pytest.mark.parametrize("family", STRIPPING)

@@ -396,7 +396,7 @@ def test_two_processes_with_one_run(roe, calls):
     first.join(60)
     second.join(60)
     assert (first.exitcode, second.exitcode) == (0, 0)
-    assert len(calls()) == 90, "the baseline once"
+    assert len(calls()) == 3 * 30, "two seeds of RoE, and the baseline once"
     stored = run(roe), run(replace(roe, seed=1))
     for outcome in stored:
         assert outcome.stored

@@ -190,7 +190,7 @@ def test_a_right_answer_may_be_a_number_of_json(gold, tmp_path):
 def test_a_right_answer_that_is_no_number_is_named_before_anything_is_asked(gold, tmp_path):
     rows = [{"question": "3 + 4?", "answer": "7"}, {"question": "Half of all?", "answer": gold}]
     if not isinstance(gold, str):
-        del rows[0]
+        del rows[0]  # a column has one type
     write_jsonl(tmp_path / "svamp" / "test.jsonl", rows)
     with pytest.raises(
         TaskError, match=rf"Document \d \('Half of all\?'\) has answer={gold!r}: no number"

@@ -96,7 +96,7 @@ class PerToken:
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The changed inputs of a layer. Hidden states stay.
 
-        Raises RoutingError for a tensor that is not known to be per token or not.
+        Raises RoutingError for a tensor of which it is not known whether it is per token.
         """
         known = (*_PER_TOKEN, "hidden_states", "attention_mask")
         for name, value in inputs.items():

@@ -52,7 +52,7 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     tasks = load_tasks(config, holdout)
     tuned = _tuned_task(tasks, search)
     if search.metric == "accuracy":
-        search = replace(search, lower_is_better=is_error(tuned.task, config.task.metric))
+        search = replace(search, lower_is_better=is_lower_better(tuned.task, config.task.metric))
     evaluated = config
     if search.metric == "perplexity" and has_bare_answers(tuned.task):
         config, tasks = on_gsm8k(config, holdout)
@@ -184,7 +184,7 @@ def _with_objects(search: Search, config: Config) -> Search:
     )
 
 
-def is_error(task: Any, metric: str | None) -> bool:
+def is_lower_better(task: Any, metric: str | None) -> bool:
     """Whether lower values of a task's headline are better.
 
     Args:

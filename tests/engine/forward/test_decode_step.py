@@ -103,37 +103,34 @@ class Counts(Observer):
 
 
 def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
+    """A forward of the base model on one GPU is recorded. Each other case differs in one point."""
     model = small_model("olmoe")
-    forward, *other_batches = (
-        EnsembleForward(model, ensemble)
-        for ensemble in (
-            Ensemble(),
-            Ensemble(2, OtherExperts(of_rank(2))),
-            Ensemble(2, GumbelTopK([0.5, 0.5], 0), cache="none"),
-        )
-    )
+    noise = GumbelTopK([0.5, 0.5], 0)
+    forward = EnsembleForward(model, Ensemble())
+    with_other_experts = EnsembleForward(model, Ensemble(2, OtherExperts(of_rank(2))))
+    without_cache = EnsembleForward(model, Ensemble(2, noise, cache="none"))
     assert not forward._may_be_recorded(), "a CPU"
-    places = [torch.device("cuda", 0)]
+
+    devices = [torch.device("cuda", 0)]
     monkeypatch.setattr(
-        model, "parameters", lambda: (SimpleNamespace(device=place) for place in places)
+        model, "parameters", lambda: [SimpleNamespace(device=device) for device in devices]
     )
-    for place in (forward, *other_batches):
-        place.device = places[0]
+    for on_gpu in (forward, with_other_experts, without_cache):
+        on_gpu.device = devices[0]
     assert forward._may_be_recorded()
-    assert not any(place._may_be_recorded() for place in other_batches), (
-        "a policy that does not say it, no cache"
-    )
+    assert not with_other_experts._may_be_recorded(), "a policy that is not `repeatable`"
+    assert not without_cache._may_be_recorded(), "no cache"
     with routed(model, lambda router, routing: None):
-        assert not forward._may_be_recorded()
-    places.append(torch.device("cuda", 1))
+        assert not forward._may_be_recorded(), "hooks of others"
+    devices.append(torch.device("cuda", 1))
     assert not forward._may_be_recorded(), "several GPUs"
-    places.pop()
-    assert not ReroutedForward._may_be_recorded(forward)
+    devices.pop()
+    assert not ReroutedForward._may_be_recorded(forward), "C3PO"
     NEVER_RECORDED.add(model)
     assert not forward._may_be_recorded(), "a recording has failed"
     NEVER_RECORDED.discard(model)
     forward.observer = Counts()
-    assert not forward._may_be_recorded()
+    assert not forward._may_be_recorded(), "an observer"
 
 
 STEPS = 4

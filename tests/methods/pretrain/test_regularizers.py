@@ -116,8 +116,9 @@ def test_fine_tuning_leaves_the_bias(schedule, tmp_path):
     before = [bias.clone() for bias in biases(model)]
     gate = model.model.layers[0].mlp.gate.weight.detach().clone()
     finetune(model, tmp_path / "second", schedule=schedule, count=4)
-    for one, other in zip(biases(model), before, strict=True):
-        assert other.abs().max() > 0 and torch.equal(one, other)
+    for bias, bias_before in zip(biases(model), before, strict=True):
+        assert bias_before.abs().max() > 0
+        assert torch.equal(bias, bias_before)
     assert torch.equal(model.model.layers[0].mlp.gate.weight, gate) == (schedule == "router")
 
 

@@ -384,24 +384,26 @@ def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, write, tables, caps
 
 
 def test_a_table_is_logged_in_the_group_of_its_command(runs, tables, capsys, monkeypatch):
-    logged = []
+    loggers = []
+    tables_logged = []
 
     class Kept(Logger):
         def log_table(self, name, frame):
-            logged.append((name, frame))
+            tables_logged.append((name, frame))
 
     @contextmanager
-    def opened(config, **place):
-        logged.append(place)
+    def opened(config, **options):
+        loggers.append(options)
         yield Kept()
 
     for module in (attempts, runner):
         monkeypatch.setattr(module, "open_logger", opened)
     assert run_command(capsys, "experiment=paper/table_t").code == 0
-    *of_runs, place, (name, frame) = logged
-    assert {logged_run["kind"] for logged_run in of_runs} == {"run"}
-    assert place["kind"] == "experiment"
-    assert {logged_run["group"] for logged_run in (*of_runs, place)} == {"paper/table_t"}
+    *loggers_of_runs, last_logger = loggers
+    assert {options["kind"] for options in loggers_of_runs} == {"run"}
+    assert last_logger["kind"] == "experiment"
+    assert {options["group"] for options in loggers} == {"paper/table_t"}
+    [(name, frame)] = tables_logged
     assert name == "paper-table_t-tiny"
     assert list(frame["published"].dropna()) == [0.555]
     assert len(frame) == 4

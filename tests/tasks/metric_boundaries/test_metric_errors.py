@@ -215,6 +215,8 @@ OWN = [
 
 
 def test_values_that_are_no_numbers_and_an_aggregation_that_raises(tmp_path):
+    """Of the documents 1, 2 and 3 `bad` has the values 0.5, None and "text". The aggregation of
+    `worse` raises for a value 2."""
     yaml = TEXTS + PROCESS + "".join(OWN)
     yaml += "- {metric: worse, aggregation: !function functions.no_twos, higher_is_better: true}\n"
     outcome = evaluated(tmp_path, yaml, questions("0", "1", "2", "3"))

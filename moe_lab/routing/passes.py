@@ -253,7 +253,7 @@ def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iter
         cache = cache_of(kwargs)
         cached = 0 if cache is None else int(cache.get_seq_length())
         real_BS, position_BS = _positions(inputs, kwargs, cached)
-        if cached:
+        if cached:  # each row continues a sequence of that pass
             number_BS = torch.arange(B, device=inputs.device)[:, None].expand(B, S)
         else:
             is_packed = kwargs.get("attention_mask") is None

@@ -32,6 +32,7 @@ CONFIG = (
     "text_keys",
 )
 BESIDE = {
+    "models/load_options.py",
     "tasks/loading.py",
     "results/code_digest.py",
     "runs/plan.py",
@@ -43,7 +44,7 @@ BESIDE = {
     "runs/planning/workload.py",
     *(f"config/{name}.py" for name in CONFIG),
 }
-"""The cache of tasks, edited modules of tasks, an import hook, what follows on the runs,
+"""The keys of model.load, the cache of tasks, edited modules of tasks, an import hook, what follows on the runs,
 where options of plug-ins are, how overrides are quoted, which keys are texts, what is printed
 where, which bars are hidden, which keys are a library's."""
 

@@ -265,6 +265,7 @@ def test_weights_and_trained_models_are_counted_once(monkeypatch):
         budget.add(run, trains=True)
     assert budget.weights == {"owner/name": 2 * total}
     assert budget.trained == {"folder": 4 * total}
+    # weights and AdamW's two moments, in float32
     two_checkpoints = 2 * (4 + 4 + 4) * total
     assert budget.checkpoint == two_checkpoints
     weights, trained = budget.lines()

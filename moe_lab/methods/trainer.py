@@ -67,9 +67,11 @@ class Log(TrainerCallback):
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log at every checkpoint: a resumed training restarts the mean of a line there,
-        and logs the same lines."""
+        """Log at every checkpoint, and at a validation that may make one: a resumed training restarts
+        the mean of a line there, and logs the same lines."""
         control.should_log |= control.should_save
+        if args.load_best_model_at_end:
+            control.should_log |= control.should_evaluate
         if self.progress is not None:
             self.progress.at(state.global_step)
 
@@ -279,6 +281,14 @@ class MoeTrainer(Trainer):
         norm = super()._get_grad_norm(model, grad_norm)
         self._check(torch.as_tensor(norm), "gradient", step)
         return norm
+
+    def _determine_best_metric(self, metrics: Any, trial: Any) -> bool:
+        """Whether the step is the best one so far. It then gets a checkpoint, from which its weights
+        are read at the end."""
+        is_best = super()._determine_best_metric(metrics, trial)
+        if is_best and self.args.load_best_model_at_end:
+            self.control.should_save = True
+        return is_best
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))

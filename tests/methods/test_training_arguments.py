@@ -20,7 +20,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.tokenized import Pad, Rows
-from moe_lab.methods.trainer import check_fields, settings_of
+from moe_lab.methods.trainer import check_fields, own_checkpoint, settings_of
 from moe_lab.methods.training_arguments import ALIASES, NOT_WEIGHTS, REFUSED, TrainerConfig
 from moe_lab.methods.training_memory import moment_bytes
 from moe_lab.methods.virtual_tokens.method import SoftPrompt
@@ -444,18 +444,27 @@ def test_a_resumed_training_has_waited_as_long(tmp_path):
     assert_same(expected, resumed)
 
 
-def test_the_best_step_of_the_validation_is_kept(tmp_path):
+@pytest.mark.parametrize("save_steps", [1, 12])
+def test_the_best_step_of_the_validation_is_kept(save_steps, tmp_path):
+    """Also where no other checkpoint would have been written at that step."""
     trainer = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}
     best_model = deepcopy(small_model("olmoe"))
-    settings = STOPPING | {"save_steps": 1, "trainer": trainer}
+    settings = STOPPING | {"save_steps": save_steps, "trainer": trainer}
     info = train(best_model, tmp_path / "best", **settings)
     losses = losses_of(info)
     best_step = losses.index(min(losses)) + 1
     assert len(losses) == 12 and 0 < best_step < 12
     assert info["weights_of_step"] == best_step
+    checkpoint = tmp_path / "best" / "checkpoints" / f"checkpoint-{best_step}"
+    assert_same(best_model, own_checkpoint(checkpoint))
     again, info_again = train_again(tmp_path / "best", **settings)
     assert info_again == info
     assert_same(best_model, again)
+    with interrupted(best_step + 1):
+        train(deepcopy(small_model("olmoe")), tmp_path / "cut", **settings)
+    resumed = deepcopy(small_model("olmoe"))
+    assert train(resumed, tmp_path / "cut", **settings) == info
+    assert_same(best_model, resumed)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,9 @@ def check_objects(
                 trial = study.ask()
                 values = [trial.suggest_float(name, *limits) for name, limits in bounds.items()]
                 study.tell(trial, sum(values))
-    except (ImportError, TypeError, ValueError, NotImplementedError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # of the sampler's own package: cmaes asserts
         raise ConfigError(f"tuning.sampler: {first_line(error)}") from error
 
 
@@ -116,7 +118,12 @@ def _parameters(settings: Mapping[str, Any], key: str, dirs: list[str]) -> Mappi
         log.setLevel(logging.CRITICAL)  # it logs the error that is raised, too
         found = get_class(settings[TARGET])
     except Exception as error:  # whatever the import of the module raises
-        raise ConfigError(f"{key}.{TARGET}={settings[TARGET]}: {first_line(error)}") from error
+        reason = first_line(error.__cause__ or error)
+        module, _, name = settings[TARGET].rpartition(".")
+        classes = vars(sys.modules[module]) if module in sys.modules else {}
+        raise ConfigError(
+            f"{key}.{TARGET}={settings[TARGET]}: {reason}.{did_you_mean(name, classes)}"
+        ) from error
     finally:
         log.setLevel(level)
     parameters = signature(found).parameters

@@ -110,7 +110,9 @@ def test_every_pruner_of_optuna_is_made(name):
     ("sampler", "message"),
     [
         ({"_target_": "os.system"}, "only classes of optuna, optunahub"),
-        (target("CmaEsSamler"), "CmaEsSamler"),
+        (target("CmaEsSamler"), "Did you mean 'CmaEsSampler'"),
+        (target("CmaEsSampler", popsize=0), "popsize must be non-zero"),
+        ({"_target_": "optuna.nothing.Sampler"}, "No module named 'optuna.nothing'|Are you sure"),
         (target("CmaEsSampler", sigma=0.1), "Unknown argument .*sigma.*Did you mean 'sigma0'"),
         (target("CmaEsSampler", seed=0), "tuning.sampler.seed is not taken"),
         ({"sigma0": 0.1}, "tuning.sampler._target_ is missing"),
@@ -395,13 +397,25 @@ def test_a_trial_whose_machine_fell_silent_is_taken_over_as_it_was(tmp_path, mon
         ("trials.db", "is no URL of a database"),
         ("nosql://x", "is no URL of a database"),
         ("postgresql+psycopg2://me:secret7391@host/db", "has a password"),
-        ("mysql+nosuchdriver://me@host/db", "is no URL|pip install"),
+        ("postgresql+psycopg2://host:port/db", "is no URL of a database"),
+        ("postgresql+psycopg2://host/db?user=me&password=secret7391", "has a password"),
+        ("mysql+nosuchdriver://me@host/db", "is no URL"),
+        ("mysql+mysqldb://me@host/db", "a driver that is not installed: No module named 'MySQLdb'"),
+        ("sqlite://", "in the memory of one process"),
+        ("sqlite:///:memory:", "in the memory of one process"),
     ],
 )
 def test_a_database_that_cannot_be_used_is_refused(url, message):
     with pytest.raises(ConfigError, match=message) as raised:
         check_storage(url)
     assert "secret7391" not in str(raised.value)
+
+
+def test_a_database_that_does_not_answer_is_named(tmp_path, capsys):
+    url = f"sqlite:///{tmp_path}/absent/trials.db"
+    run = run_command(capsys, *STUDY, f"tuning.storage={url}", f"output_dir={tmp_path}/out")
+    assert f"tuning.storage={url} could not be read or written: unable to open" in run.err
+    assert "Free some disk space" not in run.err
 
 
 def test_the_password_comes_from_the_environment_alone(tmp_path, monkeypatch):

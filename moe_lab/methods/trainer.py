@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError, TrainingError, first_line
 from moe_lab.methods.trained import COMPLETE, last_checkpoint, step_of
-from moe_lab.methods.training_arguments import TrainerConfig
+from moe_lab.methods.training_arguments import ADAM, TrainerConfig
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.source import NO_CODE
@@ -195,12 +196,34 @@ def check_fields(config: Config, **arguments: Any) -> None:
     steps = 100
     try:
         settings = settings_of(Path(), config, steps=steps, log_steps=1, **arguments)
-        Trainer.get_optimizer_cls_and_kwargs(settings)
+        _check_optimizer(settings, given)
         library_schedule(settings, steps)
         for callback in get_reporting_integration_callbacks(settings.report_to):
             callback()
     except (TypeError, ValueError, ImportError, RuntimeError) as error:
         raise ConfigError(f"method.trainer: {first_line(error)}") from error
+
+
+def _check_optimizer(settings: TrainingArguments, given: Mapping[str, Any]) -> None:
+    """Raise ValueError, TypeError or ImportError for an optimizer that cannot be made, and for its
+    fields that have no effect.
+
+    Args:
+        given: the fields of `method.trainer`.
+    """
+    optimizer, options = Trainer.get_optimizer_cls_and_kwargs(settings)
+    chosen = f"optim={settings.optim.value}"
+    for name, option in ADAM.items():
+        if name in given and option not in options:
+            raise ValueError(f"{name} has no effect on {chosen}")
+    pairs = settings.optim_args.split(",") if settings.optim_args else []
+    for pair in pairs:
+        others = copy(settings)
+        others.optim_args = ",".join(other for other in pairs if other != pair)
+        _, options_of_others = Trainer.get_optimizer_cls_and_kwargs(others)
+        if options_of_others == options:
+            raise ValueError(f"optim_args: {pair} has no effect on {chosen}")
+    optimizer([nn.Parameter(torch.zeros(1))], **options)
 
 
 def library_schedule(settings: TrainingArguments, steps: int) -> LearningRate:

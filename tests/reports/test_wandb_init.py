@@ -75,6 +75,10 @@ def test_a_secret_is_refused_and_not_shown(secret):
         ({"save_code": "maybe"}, "save_code=maybe"),
         ({"settings": {"init_timeouts": 3}}, "Did you mean 'init_timeout'"),
         ({"settings": {"init_timeout": "long"}}, "init_timeout: "),
+        ({"settings": None}, "settings: expected a mapping"),
+        ({"settings": {"run_id": "x"}}, "settings.run_id is not taken: it is the argument id"),
+        ({"settings": {"entity": "x"}}, "settings.entity is not taken: .* logger.init.entity"),
+        ({"settings": {"resume": "never"}}, "settings.resume is not taken"),
     ],
     ids=str,
 )

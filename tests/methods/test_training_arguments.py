@@ -238,7 +238,10 @@ def test_bf16_is_the_runs_dtype():
         ({"optim": None}, "trainer.optim=null: expected text"),
         ({"optim": 5}, "method.optimizer=5 is unknown"),
         ({"lr_scheduler_type": None}, "expected linear | cosine"),
-        ({"hub_model_id": "me/it"}, "hub_model_id has no effect without method.trainer.push_to_hub"),
+        (
+            {"hub_model_id": "me/it"},
+            "hub_model_id has no effect without method.trainer.push_to_hub",
+        ),
         ({"run_name": "mine"}, "no effect without method.trainer.report_to"),
         ({"dataloader_persistent_workers": True}, "without method.trainer.dataloader_num_workers"),
         ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, "no effect without"),

@@ -9,6 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from moe_lab.config.doors import is_in_door
 from moe_lab.config.schema import GROUP_CONFIGS, KEYS
 from moe_lab.config.text_keys import NOTHING, SCHEMA_TEXT_KEYS, Chosen, TextKeys
+from moe_lab.config.doors import is_in_door
 from moe_lab.errors import ConfigError
 
 GROUPS = (*GROUP_CONFIGS, "method")
@@ -73,7 +74,7 @@ def _refuse(override: str) -> None:
     key, _, value = override.lstrip("+~-").partition("=")
     is_flag = override.startswith("--")
     name = key.replace("-", "_") if is_flag else key
-    if override.startswith("~") and key.partition(".")[0] in KEYS:
+    if override.startswith("~") and key.partition(".")[0] in KEYS and not is_in_door(key):
         raise ConfigError(
             f"{key!r} was removed, but a run needs it. Leave out the override ~{key}."
         )

@@ -9,6 +9,7 @@ https://huggingface.co/docs/datasets/package_reference/loading_methods#datasets.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from glob import escape, glob
 from pathlib import Path
@@ -42,6 +43,8 @@ BUILDERS = {
 """datasets' builder of a file, by its ending."""
 COMPRESSED = (".bz2", ".gz", ".xz", ".zst")
 """Endings of compressed files, which datasets reads as they are."""
+PASSWORD = re.compile("://[^/@]*:[^/@]*@")
+"""A URL with a user's name and password."""
 
 
 class PlacedRow(NamedTuple):
@@ -121,10 +124,28 @@ def check_arguments(key: str, given: Mapping[str, Any]) -> None:
     for name in given:
         if name in REFUSED:
             raise ConfigError(f"{key}.{name} is not taken: {REFUSED[name]}.")
+        if any(PASSWORD.search(text) for text in _texts_of(given[name])):
+            raise ConfigError(
+                f"{key}.{name} has a URL with a password, which would be in files and logs. Download "
+                "the file, and give its path."
+            )
         if name not in known:
             raise ConfigError(
                 f"Unknown argument {key}.{name}.{did_you_mean(name, known)}\nAll arguments: {PAGE}"
             )
+
+
+def _texts_of(value: Any) -> list[str]:
+    """The texts in a value of an argument, as in a list or a dictionary of splits."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    texts = []
+    if isinstance(value, Sequence):
+        for item in value:
+            texts += _texts_of(item)
+    return texts
 
 
 def _arguments_of_builder(key: str, path: str) -> list[str]:
@@ -187,19 +208,12 @@ def _files_below(folder: Path) -> list[Path]:
 
 def _local_files(data_files: Any) -> list[Path]:
     """The local files that `data_files` names, in its order, by name or with `*`; none for URLs."""
-    if isinstance(data_files, Mapping):
-        values = list(data_files.values())
-    elif isinstance(data_files, Sequence) and not isinstance(data_files, str):
-        values = list(data_files)
-    else:
-        values = [data_files]
     files = []
-    for value in values:
-        if isinstance(value, str) and user_path(value).is_file():
-            files.append(user_path(value))
-        elif isinstance(value, str):
-            matching = sorted(glob(str(user_path(value)), recursive=True))
+    for text in _texts_of(data_files):
+        path = user_path(text)
+        if path.is_file():
+            files.append(path)
+        else:
+            matching = sorted(glob(str(path), recursive=True))
             files += [Path(name) for name in matching if Path(name).is_file()]
-        elif value is not None:
-            files += _local_files(value)
     return files

@@ -162,6 +162,10 @@ def test_every_refused_argument_has_a_reason():
         ({"path": "csv"}, "method.dataset.path=csv needs its files: method.dataset.data_files="),
         ({"path": __file__}, "is a file. Use method.dataset="),
         ({"path": "csv", "data_files": "a", "sepp": ";"}, "Unknown .*sepp.*Did you mean 'sep'"),
+        (
+            {"path": "csv", "data_files": {"train": ["https://me:secret7391@host/a.csv"]}},
+            "data_files has a URL with a password",
+        ),
         ({"path": "a/b", "splitt": "train"}, "Unknown argument .*splitt.*Did you mean 'split'"),
     ],
 )
@@ -176,6 +180,7 @@ def test_wrong_arguments_are_refused(arguments, message):
         ("a.json", "{", "a.json could not be read by datasets: "),
         ("a.csv", "prompt,completion\n", "0 conversations|no rows|could not be read"),
         ("a.csv", "question,answer\na,b\n", "a.csv, row 1: no conversation.*`prompt`"),
+        ("a.csv", "prompt,completion\n1+1,2\n", "row 1: 2 of the assistant is a number"),
         ("a.txt", "a\nb\n", "a.txt, row 1: no conversation"),
     ],
 )

@@ -198,6 +198,8 @@ def check_fields(config: Config, **arguments: Any) -> None:
         settings = settings_of(Path(), config, steps=steps, log_steps=1, **arguments)
         _check_optimizer(settings, given)
         library_schedule(settings, steps)
+        if "wandb" in settings.report_to and config.logger.name == "wandb":
+            raise ValueError("report_to=wandb and logger=wandb are two W&B runs. Give one of them")
         for callback in get_reporting_integration_callbacks(settings.report_to):
             callback()
     except (TypeError, ValueError, ImportError, RuntimeError) as error:

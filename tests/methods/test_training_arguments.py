@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, LoggerConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.pretrain.config import PretrainConfig
@@ -272,6 +272,14 @@ def test_transformers_refuses_before_weights_load(given, message):
     with pytest.raises(ConfigError, match=message):
         method = FinetuneConfig(trainer=given)
         check_fields(Config(method=method, device="cpu"), optim=method.optimizer)
+
+
+def test_a_training_is_reported_to_one_run_of_wandb():
+    """The second one of a process has no configuration that transformers could update."""
+    method = FinetuneConfig(trainer={"report_to": "wandb"})
+    check_fields(Config(method=method, device="cpu"))
+    with pytest.raises(ConfigError, match="report_to=wandb and logger=wandb are two W&B runs"):
+        check_fields(Config(method=method, device="cpu", logger=LoggerConfig(name="wandb")))
 
 
 PLAIN: dict[str, Any] = {

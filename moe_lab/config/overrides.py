@@ -9,7 +9,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from moe_lab.config.doors import is_in_door
 from moe_lab.config.schema import GROUP_CONFIGS, KEYS
 from moe_lab.config.text_keys import NOTHING, SCHEMA_TEXT_KEYS, Chosen, TextKeys
-from moe_lab.config.doors import is_in_door
 from moe_lab.errors import ConfigError
 
 GROUPS = (*GROUP_CONFIGS, "method")

@@ -9,12 +9,12 @@ https://huggingface.co/docs/datasets/package_reference/loading_methods#datasets.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from glob import escape, glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from moe_lab.config.doors import URL_WITH_PASSWORD
 from moe_lab.config.paths import user_path
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, TaskError, first_line
@@ -43,8 +43,6 @@ BUILDERS = {
 """datasets' builder of a file, by its ending."""
 COMPRESSED = (".bz2", ".gz", ".xz", ".zst")
 """Endings of compressed files, which datasets reads as they are."""
-PASSWORD = re.compile("://[^/@]*:[^/@]*@")
-"""A URL with a user's name and password."""
 
 
 class PlacedRow(NamedTuple):
@@ -124,7 +122,7 @@ def check_arguments(key: str, given: Mapping[str, Any]) -> None:
     for name in given:
         if name in REFUSED:
             raise ConfigError(f"{key}.{name} is not taken: {REFUSED[name]}.")
-        if any(PASSWORD.search(text) for text in _texts_of(given[name])):
+        if any(URL_WITH_PASSWORD.search(text) for text in _texts_of(given[name])):
             raise ConfigError(
                 f"{key}.{name} has a URL with a password, which would be in files and logs. Download "
                 "the file, and give its path."

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Any, get_type_hints
 
-from moe_lab.config.doors import library_value
+from moe_lab.config.doors import URL_WITH_PASSWORD, library_value
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError
 
@@ -94,7 +94,7 @@ def _checked_settings(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigError("logger.init.settings: expected a mapping.")
     arguments = [*signature(wandb.init).parameters, *SETTINGS_ELSEWHERE]
-    for name in given:
+    for name, value in given.items():
         key = f"logger.init.settings.{name}"
         if name in arguments and name != "save_code":
             argument = name.removeprefix("run_").removeprefix("root_")
@@ -102,7 +102,7 @@ def _checked_settings(given: Any) -> dict[str, Any]:
                 f"{key} is not taken: it is the argument {argument} of wandb.init. See "
                 f"logger.init.{argument}."
             )
-        if name in SECRETS:
+        if name in SECRETS or URL_WITH_PASSWORD.search(str(value)):
             raise ConfigError(f"{key} is not taken: a secret belongs in the environment.")
         if name not in known:
             raise ConfigError(f"Unknown setting {key}.{did_you_mean(name, known)}\nPage: {PAGE}")

@@ -61,10 +61,10 @@ def test_a_key_of_the_logger_may_be_given_either_way(key):
         replace(by_init, init={key: "online"})
 
 
-@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("secret", [*SECRETS, "base_url"])
 def test_a_secret_is_refused_and_not_shown(secret):
     with pytest.raises(ConfigError, match="belongs in the environment") as raised:
-        checked_init({"settings": {secret: "secret7391"}})
+        checked_init({"settings": {secret: "https://me:secret7391@host"}})
     assert "secret7391" not in str(raised.value)
 
 

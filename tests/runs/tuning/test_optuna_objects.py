@@ -31,14 +31,12 @@ from tests.support.command import run_command
 from tests.support.searches import search, value
 
 fork = multiprocessing.get_context("fork")
-NEEDS_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "GridSampler": {"search_space": {"first": [0.0, 0.5], "second": [0.0, 0.5, 1.0]}},
-}
 BOUNDS = {"first": (0.0, 1.0), "second": (0.0, 1.0)}
 NOT_RUN = {
     "BaseGASampler": "no sampler",
     "BruteForceSampler": "needs steps, and temperatures have none",
     "BaseSampler": "no sampler",
+    "GridSampler": "ends a study itself",
     "PartialFixedSampler": "needs a sampler as argument",
     "NSGAIIISampler": "of several objectives",
 }
@@ -90,7 +88,7 @@ def test_cma_es_is_optunas(tmp_path):
 def test_every_sampler_of_optuna_runs_or_is_named_here(name):
     if name in NOT_RUN or not name.endswith("Sampler"):
         return
-    check_objects(target(name, **NEEDS_ARGUMENTS.get(name, {})), {}, [], BOUNDS)
+    check_objects(target(name), {}, [], BOUNDS)
 
 
 @pytest.mark.parametrize("name", sorted(set(optuna.pruners.__all__)))
@@ -122,6 +120,8 @@ def test_every_pruner_of_optuna_is_made(name):
             "crossover._target_=subprocess.Popen: only classes of",
         ),
         (target("GridSampler"), "search_space"),
+        (target("GridSampler", search_space={"first": [0.0], "second": [0.0]}), "ends a study"),
+        (target("TPESampler", gamma=5), "'int' object is not callable"),
     ],
     ids=str,
 )

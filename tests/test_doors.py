@@ -54,6 +54,20 @@ def test_an_example_that_reads_the_hub_composes():
         assert to_configs(compose_or_explain(arguments))
 
 
+def test_what_an_option_of_ones_own_says_can_be_removed(tmp_path):
+    option = tmp_path / "method" / "mine.yaml"
+    option.parent.mkdir()
+    option.write_text("defaults: [finetune-freeze]\ntrainer: {optim: sgd, max_grad_norm: 0.5}\n")
+    mine = [f"--config-dir={tmp_path}", "method=mine", "output_dir=o"]
+    [whole] = to_configs(compose_or_explain(mine))
+    [one_field] = to_configs(compose_or_explain([*mine, "~method.trainer.max_grad_norm"]))
+    [none] = to_configs(compose_or_explain([*mine, "~method.trainer"]))
+    assert whole.method.trainer == {"max_grad_norm": 0.5}
+    assert one_field.method.trainer == {}
+    assert one_field.method.optimizer == "sgd"
+    assert none.method.optimizer == "adamw_torch"
+
+
 def test_no_example_is_quoted():
     for arguments in examples():
         assert not any(re.search(r"[{}'\"+]", argument) for argument in arguments)

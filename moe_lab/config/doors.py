@@ -4,6 +4,7 @@ The library checks them where the key is read (docs/doors.md). Their values are 
 a schema, to which Hydra adds keys only with `++`. So the overrides get it here.
 """
 
+import re
 from enum import Enum
 from typing import Any
 
@@ -24,6 +25,10 @@ DOORS = (
 
 TEXT_OR_DOOR = ("method.dataset.",)
 """Beginnings of keys in place of a text: `method.dataset=toy`, or `method.dataset.path=csv`."""
+
+
+URL_WITH_PASSWORD = re.compile("://[^/@]*:[^/@]*@")
+"""A URL with a user's name and password."""
 
 
 def is_in_door(key: str) -> bool:

@@ -73,7 +73,7 @@ def _refuse(override: str) -> None:
     key, _, value = override.lstrip("+~-").partition("=")
     is_flag = override.startswith("--")
     name = key.replace("-", "_") if is_flag else key
-    if override.startswith("~") and key.partition(".")[0] in KEYS:
+    if override.startswith("~") and key.partition(".")[0] in KEYS and not is_in_door(key):
         raise ConfigError(
             f"{key!r} was removed, but a run needs it. Leave out the override ~{key}."
         )

@@ -16,6 +16,7 @@ import sys
 import types
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -171,6 +172,8 @@ def _describe(annotation: Any) -> str:
         return names[annotation]
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, get_args(annotation)))
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " | ".join(str(member.value) for member in annotation)
     containers = {list: "a list", tuple: "a list", dict: "a mapping"}
     return containers.get(get_origin(annotation), str(annotation))
 

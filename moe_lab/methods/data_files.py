@@ -288,6 +288,12 @@ def _conversation(row: Any, place: str) -> Conversation:
         parts = [(each["role"], each["content"], each.get("weight")) for each in messages]
     except (AttributeError, KeyError, TypeError):
         parts = [("", None, None)]
+    for role, content, _ in parts:
+        if role in ROLES and isinstance(content, int | float):
+            raise TaskError(
+                f"{place}: {content} of the {role} is a number, and a text is needed. A csv cannot "
+                'tell them apart; a .jsonl can: "completion": "2".'
+            )
     if not all(role in ROLES and isinstance(content, str) for role, content, _ in parts):
         raise TaskError(
             f"{place}: no conversation. A row needs `messages`, each with a role "

@@ -25,20 +25,18 @@ def checked_early_stopping(given: Mapping[str, Any]) -> dict[str, Any]:
     if not given:
         return {}
     from inspect import signature
-    from typing import get_type_hints
 
     hide_kernel_messages()
     from transformers import EarlyStoppingCallback
 
     parameters = signature(EarlyStoppingCallback).parameters
-    hints = get_type_hints(EarlyStoppingCallback.__init__)
     for name in given:
         if name not in parameters:
             raise unknown_key(f"{PREFIX}{name}", [f"{PREFIX}{known}" for known in parameters])
     arguments = {}
     for name, parameter in parameters.items():
         value = given.get(name, parameter.default)
-        arguments[name] = coerce(value, hints[name], f"{PREFIX}{name}")
+        arguments[name] = coerce(value, type(parameter.default), f"{PREFIX}{name}")
     at_least(f"{PREFIX}early_stopping_patience", arguments["early_stopping_patience"], 1)
     at_least(f"{PREFIX}early_stopping_threshold", arguments["early_stopping_threshold"], 0)
     return arguments

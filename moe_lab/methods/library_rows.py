@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from glob import escape
+from glob import escape, glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from moe_lab.config.doors import URL_WITH_PASSWORD
 from moe_lab.config.paths import user_path
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, TaskError, first_line
@@ -101,20 +102,66 @@ def check_arguments(key: str, given: Mapping[str, Any]) -> None:
     from datasets import load_dataset
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
-    if "path" not in given:
+    if given.get("path") is None:
         raise ConfigError(
             f"{key} needs {key}.path: a data set of the hub, a folder, or csv, json, parquet, text "
             f"with {key}.data_files."
         )
+    path = str(given["path"])
     known = [name for name in signature(load_dataset).parameters if name != "config_kwargs"]
-    has_builder = given["path"] in _PACKAGED_DATASETS_MODULES
+    if path in _PACKAGED_DATASETS_MODULES:
+        known += _arguments_of_builder(key, path)
+    elif user_path(path).is_file():
+        raise ConfigError(
+            f"{key}.path={path} is a file. Use {key}={path}, or {key}.data_files={path} with "
+            f"{key}.path=csv, json, parquet or text."
+        )
+    if path in BUILDERS.values() and not {"data_files", "data_dir"} & set(given):
+        # datasets would read the working folder
+        raise ConfigError(f"{key}.path={path} needs its files: {key}.data_files=<file>.")
     for name in given:
         if name in REFUSED:
             raise ConfigError(f"{key}.{name} is not taken: {REFUSED[name]}.")
-        if name not in known and not has_builder:
+        if any(URL_WITH_PASSWORD.search(text) for text in _texts_of(given[name])):
+            raise ConfigError(
+                f"{key}.{name} has a URL with a password, which would be in files and logs. Download "
+                "the file, and give its path."
+            )
+        if name not in known:
             raise ConfigError(
                 f"Unknown argument {key}.{name}.{did_you_mean(name, known)}\nAll arguments: {PAGE}"
             )
+
+
+def _texts_of(value: Any) -> list[str]:
+    """The texts in a value of an argument, as in a list or a dictionary of splits."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    texts = []
+    if isinstance(value, Sequence):
+        for item in value:
+            texts += _texts_of(item)
+    return texts
+
+
+def _arguments_of_builder(key: str, path: str) -> list[str]:
+    """The arguments of a builder of datasets in addition to those of load_dataset.
+
+    Raises ConfigError if it needs a package that is not installed.
+    """
+    from dataclasses import fields
+
+    from datasets.load import import_main_class
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+
+    module, _ = _PACKAGED_DATASETS_MODULES[path]
+    try:
+        builder = import_main_class(module)
+    except ImportError as error:
+        raise ConfigError(f"{key}.path={path}: {first_line(error)}.") from error
+    return [field.name for field in fields(builder.BUILDER_CONFIG_CLASS)]
 
 
 def library_identity(arguments: Mapping[str, Any], *, offline: bool) -> dict[str, Any]:
@@ -131,10 +178,12 @@ def library_identity(arguments: Mapping[str, Any], *, offline: bool) -> dict[str
     folder = user_path(path)
     files: list[Path] = []
     if folder.is_dir():
-        files = sorted(file for file in folder.rglob("*") if file.is_file())
+        files = _files_below(folder)
     elif path in _PACKAGED_DATASETS_MODULES:
         content["path"] = path
         files = _local_files(arguments.get("data_files"))
+        if "data_dir" in arguments:
+            files += _files_below(user_path(str(arguments["data_dir"])))
     else:
         content["path"] = path
         content["commit"] = commit_of(path, "dataset", arguments.get("revision"), offline=offline)
@@ -150,18 +199,19 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
+def _files_below(folder: Path) -> list[Path]:
+    """The files in a folder and below, by path."""
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
 def _local_files(data_files: Any) -> list[Path]:
-    """The local files that `data_files` names, in its order; none for URLs."""
-    if isinstance(data_files, Mapping):
-        values = list(data_files.values())
-    elif isinstance(data_files, Sequence) and not isinstance(data_files, str):
-        values = list(data_files)
-    else:
-        values = [data_files]
+    """The local files that `data_files` names, in its order, by name or with `*`; none for URLs."""
     files = []
-    for value in values:
-        if isinstance(value, str) and user_path(value).is_file():
-            files.append(user_path(value))
-        elif not isinstance(value, str) and value is not None:
-            files += _local_files(value)
+    for text in _texts_of(data_files):
+        path = user_path(text)
+        if path.is_file():
+            files.append(path)
+        else:
+            matching = sorted(glob(str(path), recursive=True))
+            files += [Path(name) for name in matching if Path(name).is_file()]
     return files

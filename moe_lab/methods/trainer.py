@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError, TrainingError, first_line
 from moe_lab.methods.trained import COMPLETE, last_checkpoint, step_of
-from moe_lab.methods.training_arguments import TrainerConfig
+from moe_lab.methods.training_arguments import ADAM, TrainerConfig
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.source import NO_CODE
@@ -67,9 +68,11 @@ class Log(TrainerCallback):
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log at every checkpoint: a resumed training restarts the mean of a line there,
-        and logs the same lines."""
+        """Log at every checkpoint, and at a validation that may make one: a resumed training restarts
+        the mean of a line there, and logs the same lines."""
         control.should_log |= control.should_save
+        if args.load_best_model_at_end:
+            control.should_log |= control.should_evaluate
         if self.progress is not None:
             self.progress.at(state.global_step)
 
@@ -193,12 +196,36 @@ def check_fields(config: Config, **arguments: Any) -> None:
     steps = 100
     try:
         settings = settings_of(Path(), config, steps=steps, log_steps=1, **arguments)
-        Trainer.get_optimizer_cls_and_kwargs(settings)
+        _check_optimizer(settings, given)
         library_schedule(settings, steps)
+        if "wandb" in settings.report_to and config.logger.name == "wandb":
+            raise ValueError("report_to=wandb and logger=wandb are two W&B runs. Give one of them")
         for callback in get_reporting_integration_callbacks(settings.report_to):
             callback()
     except (TypeError, ValueError, ImportError, RuntimeError) as error:
         raise ConfigError(f"method.trainer: {first_line(error)}") from error
+
+
+def _check_optimizer(settings: TrainingArguments, given: Mapping[str, Any]) -> None:
+    """Raise ValueError, TypeError or ImportError for an optimizer that cannot be made, and for its
+    fields that have no effect.
+
+    Args:
+        given: the fields of `method.trainer`.
+    """
+    optimizer, options = Trainer.get_optimizer_cls_and_kwargs(settings)
+    chosen = f"optim={settings.optim.value}"
+    for name, option in ADAM.items():
+        if name in given and option not in options:
+            raise ValueError(f"{name} has no effect on {chosen}")
+    pairs = settings.optim_args.split(",") if settings.optim_args else []
+    for pair in pairs:
+        others = copy(settings)
+        others.optim_args = ",".join(other for other in pairs if other != pair)
+        _, options_of_others = Trainer.get_optimizer_cls_and_kwargs(others)
+        if options_of_others == options:
+            raise ValueError(f"optim_args: {pair} has no effect on {chosen}")
+    optimizer([nn.Parameter(torch.zeros(1))], **options)
 
 
 def library_schedule(settings: TrainingArguments, steps: int) -> LearningRate:
@@ -279,6 +306,14 @@ class MoeTrainer(Trainer):
         norm = super()._get_grad_norm(model, grad_norm)
         self._check(torch.as_tensor(norm), "gradient", step)
         return norm
+
+    def _determine_best_metric(self, metrics: Any, trial: Any) -> bool:
+        """Whether the step is the best one so far. It then gets a checkpoint, from which its weights
+        are read at the end."""
+        is_best = super()._determine_best_metric(metrics, trial)
+        if is_best and self.args.load_best_model_at_end:
+            self.control.should_save = True
+        return is_best
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))

@@ -57,6 +57,7 @@ REFUSED = {
     "logging_nan_inf_filter": "a loss that is NaN ends the training",
     "logging_strategy": "the log has a line every logging_steps",
     "metric_for_best_model": "the one validation metric is the loss",
+    "optim_target_modules": "the optimizers that read it choose parameters, past the frozen groups",
     "output_dir": "it is the training's folder. Use output_dir=",
     "parallelism_config": _PROCESSES,
     "per_device_eval_batch_size": _EVALUATION,
@@ -128,6 +129,27 @@ ALIASES = {
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
 """Older names of fields."""
+NEEDS = {
+    "activation_checkpointing_kwargs": "activation_checkpointing",
+    "dataloader_in_order": "dataloader_num_workers",
+    "dataloader_multiprocessing_context": "dataloader_num_workers",
+    "dataloader_persistent_workers": "dataloader_num_workers",
+    "dataloader_prefetch_factor": "dataloader_num_workers",
+    "hub_always_push": "push_to_hub",
+    "hub_model_id": "push_to_hub",
+    "hub_private_repo": "push_to_hub",
+    "hub_revision": "push_to_hub",
+    "hub_strategy": "push_to_hub",
+    "lr_scheduler_kwargs": "lr_scheduler_type",
+    "project": "report_to",
+    "run_name": "report_to",
+    "trackio_bucket_id": "report_to",
+    "trackio_space_id": "report_to",
+    "trackio_static_space_id": "report_to",
+}
+"""Fields that have no effect without another one."""
+ADAM = {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
+"""Fields of Adam, and the argument of an optimizer to which transformers passes them."""
 
 
 @dataclass(kw_only=True)
@@ -165,6 +187,18 @@ class TrainerConfig(Method.Config):
             elif name == "bf16" or value != self._default(name):
                 taken[name] = value
         self.trainer = taken
+        for name, other in NEEDS.items():
+            if name in taken and not self._value_of(other):
+                raise ConfigError(
+                    f"method.trainer.{name} has no effect without method.trainer.{other}. Give "
+                    "that, too."
+                )
+
+    def _value_of(self, name: str) -> Any:
+        """The value of a field, which may be a key of the method; None if it is not given."""
+        if name in self.same_keys:
+            return getattr(self, self.same_keys[name])
+        return self.trainer.get(name)
 
     def _take_key(self, key: str, value: Any, name: str) -> None:
         """Set a key to the value of its field. Raises ConfigError if it has yet another one."""
@@ -244,8 +278,9 @@ def _checked(
         if name in refused:
             raise ConfigError(f"method.trainer.{typed_name} is not taken: {refused[name]}.")
         if name in checked and checked[name] != value:
+            [older] = [alias for alias, newer in ALIASES.items() if newer == name]
             raise ConfigError(
-                f"method.trainer has {typed_name} and {name}, which are the same field. Give one."
+                f"method.trainer has {older} and {name}, which are the same field. Give one."
             )
         if name in same_keys:
             checked[name] = value
@@ -257,18 +292,14 @@ def _checked(
 
 def _check_choices(checked: Mapping[str, Any]) -> None:
     """Raise ConfigError for an optimizer, a schedule or an order of rows that would not act."""
-    optimizer = checked.get("optim", "")
-    check_optimizer("method.trainer.optim", optimizer)
+    optimizer = checked.get("optim")
+    if isinstance(optimizer, str):
+        check_optimizer("method.trainer.optim", optimizer)
     schedule = checked.get("lr_scheduler_type")
     if schedule in NOT_OF_THE_STEP:
         raise ConfigError(
             f"method.trainer.lr_scheduler_type={schedule}: its rate is no function of the step, "
             "which the rates of phases and routers multiply. Use another one."
-        )
-    if "lr_scheduler_kwargs" in checked and schedule is None:
-        raise ConfigError(
-            "method.trainer.lr_scheduler_kwargs has no effect without "
-            "method.trainer.lr_scheduler_type. Give that, too."
         )
     one_of(
         "method.trainer.train_sampling_strategy", checked.get("train_sampling_strategy"), SAMPLING

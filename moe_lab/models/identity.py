@@ -14,9 +14,7 @@ from moe_lab.models.hub import commit_of
 
 SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Endings of configurations, weight indices and tokenizer files."""
-NOT_NUMBERS = frozenset(
-    {"disable_mmap", "max_memory", "offload_buffers", "offload_folder", "use_safetensors"}
-)
+NOT_NUMBERS = frozenset({"disable_mmap", "max_memory", "offload_buffers", "offload_folder"})
 """Keywords of `model.load` that change no number."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 LOADED = (
@@ -86,6 +84,8 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
     if model.peft:
         identity["peft"] = _current_identity(model.peft)
     load = {name: value for name, value in model.load.items() if name not in NOT_NUMBERS}
+    if load.get("use_safetensors"):  # the files that are taken first anyway
+        del load["use_safetensors"]
     if load:
         identity["load"] = load
     if not model.merge_adapter:

@@ -37,6 +37,7 @@ REFUSED = {
     "generation_config": "it is that of model.path=. Use gen_kwargs=",
     "gguf_file": "the configuration is that of config.json. Convert the model to safetensors",
     "ignore_mismatched_sizes": "weights of other shapes are refused, with their names",
+    "kernel_config": "it is an object",
     "local_files_only": "it is a key of the run. Use offline=",
     "output_loading_info": "missing weights are refused, with their names",
     "pretrained_model_name_or_path": "it is model.path=",
@@ -87,6 +88,10 @@ def with_load(model: ModelConfig) -> ModelConfig:
             same[name] = value
         else:
             taken[name] = library_value(key, value, hints.get(name, Any))
+    if "max_memory" in taken:
+        taken["max_memory"] = _by_device(taken["max_memory"])
+    if taken.get("use_kernels") is False:  # the default
+        del taken["use_kernels"]
     checked = replace(model, load=taken, **same)
     for name in NEED_DEVICE_MAP:
         if name in taken and checked.device_map is None:
@@ -113,12 +118,28 @@ def keywords() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*names, *read]))
 
 
+def _by_device(max_memory: Mapping[str, int | str]) -> dict[int | str, int | str]:
+    """`max_memory` as accelerate reads it: a GPU by its number.
+
+    Raises ConfigError for a size that it does not read.
+    """
+    from accelerate.utils.modeling import convert_file_size_to_int
+
+    by_device: dict[int | str, int | str] = {}
+    for device, size in max_memory.items():
+        try:
+            convert_file_size_to_int(size)
+        except ValueError as error:
+            raise ConfigError(f"model.load.max_memory.{device}: {first_line(error)}.") from error
+        by_device[int(device) if device.isdigit() else device] = size
+    return by_device
+
+
 def _hints() -> dict[str, Any]:
     """The types of the keywords in the signature, and of some others by their documentation."""
     return {
         "disable_mmap": bool,
         "fusion_config": dict[str, Any],
-        "kernel_config": dict[str, Any],
         "key_mapping": dict[str, str],
         "max_memory": dict[str, int | str],
         "offload_buffers": bool,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Any, get_type_hints
 
-from moe_lab.config.doors import library_value
+from moe_lab.config.doors import URL_WITH_PASSWORD, library_value
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError
 
@@ -34,8 +34,28 @@ REFUSED = {
     "tensorboard": "no TensorBoard files are written",
 }
 """The arguments that are not taken, with the reason."""
-SECRETS = ("api_key", "identity_token_file", "azure_account_url_to_access_key")
-"""Settings of W&B that are secrets or name a file with one."""
+SECRETS = (
+    "api_key",
+    "azure_account_url_to_access_key",
+    "credentials_file",
+    "http_proxy",
+    "https_proxy",
+    "identity_token_file",
+    "x_extra_http_headers",
+    "x_proxies",
+    "x_stats_open_metrics_http_headers",
+)
+"""Settings of W&B that are secrets, may have one in them, or name a file with one."""
+SETTINGS_ELSEWHERE = (
+    "root_dir",
+    "run_group",
+    "run_id",
+    "run_job_type",
+    "run_name",
+    "run_notes",
+    "run_tags",
+)
+"""Settings of W&B that are arguments of wandb.init by another name."""
 
 
 def checked_init(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,9 +94,18 @@ def _checked_settings(given: Any) -> dict[str, Any]:
     from pydantic import ValidationError
 
     known = wandb.Settings.model_fields
-    for name in given:
+    if not isinstance(given, Mapping):
+        raise ConfigError("logger.init.settings: expected a mapping.")
+    arguments = [*signature(wandb.init).parameters, *SETTINGS_ELSEWHERE]
+    for name, value in given.items():
         key = f"logger.init.settings.{name}"
-        if name in SECRETS:
+        if name in arguments and name != "save_code":
+            argument = name.removeprefix("run_").removeprefix("root_")
+            raise ConfigError(
+                f"{key} is not taken: it is the argument {argument} of wandb.init. See "
+                f"logger.init.{argument}."
+            )
+        if name in SECRETS or URL_WITH_PASSWORD.search(str(value)):
             raise ConfigError(f"{key} is not taken: a secret belongs in the environment.")
         if name not in known:
             raise ConfigError(f"Unknown setting {key}.{did_you_mean(name, known)}\nPage: {PAGE}")

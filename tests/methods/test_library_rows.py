@@ -109,6 +109,24 @@ def test_a_folder_with_splits_is_read_by_its_split(tmp_path):
     assert read_data(Config(), {"path": str(tmp_path)}).train == CONVERSATIONS[:2]
 
 
+@pytest.mark.parametrize(
+    "named",
+    [{"data_files": "a*.csv"}, {"data_dir": ""}, {"data_files": {"train": ["a*.csv"]}}],
+    ids=str,
+)
+def test_the_identity_follows_files_that_are_not_named_one_by_one(named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "a1.csv"
+    file.write_text("text\none\n")
+    if "data_dir" in named:
+        named = {"data_dir": str(tmp_path)}
+    arguments = {"path": "csv", **named}
+    before = library_identity(arguments, offline=True)
+    assert len(before["datasets"]["files"]) == 1
+    file.write_text("text\ntwo\n")
+    assert library_identity(arguments, offline=True) != before
+
+
 def test_the_identity_of_a_corpus_is_its_content_and_arguments(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("text\none\ntwo\n")
@@ -132,13 +150,22 @@ def test_every_refused_argument_has_a_reason():
         assert name in known | {"trust_remote_code"}
         assert len(reason) > 10
         with pytest.raises(ConfigError, match=f"method.dataset.{name} is not taken: "):
-            check_arguments("method.dataset", {"path": "csv", name: "secret7391"})
+            given = {"path": "csv", "data_files": "a.csv", name: "secret7391"}
+            check_arguments("method.dataset", given)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"name": "x"}, "method.dataset needs method.dataset.path"),
+        ({"path": None}, "method.dataset needs method.dataset.path"),
+        ({"path": "csv"}, "method.dataset.path=csv needs its files: method.dataset.data_files="),
+        ({"path": __file__}, "is a file. Use method.dataset="),
+        ({"path": "csv", "data_files": "a", "sepp": ";"}, "Unknown .*sepp.*Did you mean 'sep'"),
+        (
+            {"path": "csv", "data_files": {"train": ["https://me:secret7391@host/a.csv"]}},
+            "data_files has a URL with a password",
+        ),
         ({"path": "a/b", "splitt": "train"}, "Unknown argument .*splitt.*Did you mean 'split'"),
     ],
 )
@@ -153,6 +180,7 @@ def test_wrong_arguments_are_refused(arguments, message):
         ("a.json", "{", "a.json could not be read by datasets: "),
         ("a.csv", "prompt,completion\n", "0 conversations|no rows|could not be read"),
         ("a.csv", "question,answer\na,b\n", "a.csv, row 1: no conversation.*`prompt`"),
+        ("a.csv", "prompt,completion\n1+1,2\n", "row 1: 2 of the assistant is a number"),
         ("a.txt", "a\nb\n", "a.txt, row 1: no conversation"),
     ],
 )

@@ -15,12 +15,12 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, LoggerConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.tokenized import Pad, Rows
-from moe_lab.methods.trainer import check_fields, settings_of
+from moe_lab.methods.trainer import check_fields, own_checkpoint, settings_of
 from moe_lab.methods.training_arguments import ALIASES, NOT_WEIGHTS, REFUSED, TrainerConfig
 from moe_lab.methods.training_memory import moment_bytes
 from moe_lab.methods.virtual_tokens.method import SoftPrompt
@@ -74,7 +74,6 @@ VALUES: dict[str, Any] = {
     "num_train_epochs": 2,
     "optim": "adafactor",
     "optim_args": "momentum=0.9",
-    "optim_target_modules": "all-linear",
     "per_device_train_batch_size": 2,
     "project": "mine",
     "push_to_hub": True,
@@ -96,14 +95,28 @@ VALUES: dict[str, Any] = {
     "weight_decay": 0.2,
 }
 """A value of every field that some method takes and that is no other name of one; `bf16` is a key of the run."""
-TOGETHER = {
+UPLOAD = {"push_to_hub": True}
+REPORT = {"report_to": "wandb"}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "activation_checkpointing_kwargs": {"activation_checkpointing": True},
+    "dataloader_in_order": {"dataloader_num_workers": 1},
     "dataloader_persistent_workers": {"dataloader_num_workers": 1},
     "dataloader_prefetch_factor": {"dataloader_num_workers": 1},
     "dataloader_multiprocessing_context": {"dataloader_num_workers": 1},
     "eval_delay": {"eval_strategy": "steps"},
     "eval_steps": {"eval_strategy": "steps"},
     "load_best_model_at_end": {"eval_strategy": "steps", "eval_steps": 5},
+    "hub_always_push": UPLOAD,
+    "hub_model_id": UPLOAD,
+    "hub_private_repo": UPLOAD,
+    "hub_revision": UPLOAD,
+    "hub_strategy": UPLOAD,
     "lr_scheduler_kwargs": {"lr_scheduler_type": "cosine"},
+    "project": REPORT,
+    "run_name": REPORT,
+    "trackio_bucket_id": REPORT,
+    "trackio_space_id": REPORT,
+    "trackio_static_space_id": REPORT,
 }
 """Fields that another one has no effect without."""
 
@@ -218,7 +231,20 @@ def test_bf16_is_the_runs_dtype():
         ({"max_grad_norm": "x"}, "max_grad_norm=x: expected a number"),
         ({"train_sampling_strategy": "foo"}, "Choices: random, sequential, group_by_length"),
         ({"eval_steps": 3}, "no effect without method.trainer.eval_strategy=steps"),
-        ({"gradient_checkpointing": True, "activation_checkpointing": False}, "the same field"),
+        (
+            {"gradient_checkpointing": True, "activation_checkpointing": False},
+            "has gradient_checkpointing and activation_checkpointing, which are the same field",
+        ),
+        ({"optim": None}, "trainer.optim=null: expected text"),
+        ({"optim": 5}, "method.optimizer=5 is unknown"),
+        ({"lr_scheduler_type": None}, "expected linear | cosine"),
+        (
+            {"hub_model_id": "me/it"},
+            "hub_model_id has no effect without method.trainer.push_to_hub",
+        ),
+        ({"run_name": "mine"}, "no effect without method.trainer.report_to"),
+        ({"dataloader_persistent_workers": True}, "without method.trainer.dataloader_num_workers"),
+        ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, "no effect without"),
     ],
     ids=str,
 )
@@ -233,14 +259,27 @@ def test_a_wrong_field_is_refused(given, message):
         ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"cycles": 1}}, "'cycles'"),
         ({"report_to": "paper"}, "paper is not supported"),
         ({"torch_empty_cache_steps": 0}, "bigger than 0"),
-        ({"dataloader_prefetch_factor": 2}, "dataloader_num_workers > 0"),
+        ({"dataloader_prefetch_factor": 2}, "without method.trainer.dataloader_num_workers"),
         ({"optim": "schedule_free_adamw"}, "chooses the parameters itself"),
+        ({"adam_beta1": 2.0}, "Invalid beta parameter"),
+        ({"optim": "sgd", "adam_beta1": 0.5}, "adam_beta1 has no effect on optim=sgd"),
+        ({"optim": "adafactor", "adam_epsilon": 1e-6}, "adam_epsilon has no effect"),
+        ({"optim": "sgd", "optim_args": "momentum=0.9,speed=1"}, "speed=1 has no effect"),
     ],
     ids=str,
 )
 def test_transformers_refuses_before_weights_load(given, message):
     with pytest.raises(ConfigError, match=message):
-        check_fields(Config(method=FinetuneConfig(trainer=given), device="cpu"))
+        method = FinetuneConfig(trainer=given)
+        check_fields(Config(method=method, device="cpu"), optim=method.optimizer)
+
+
+def test_a_training_is_reported_to_one_run_of_wandb():
+    """The second one of a process has no configuration that transformers could update."""
+    method = FinetuneConfig(trainer={"report_to": "wandb"})
+    check_fields(Config(method=method, device="cpu"))
+    with pytest.raises(ConfigError, match="report_to=wandb and logger=wandb are two W&B runs"):
+        check_fields(Config(method=method, device="cpu", logger=LoggerConfig(name="wandb")))
 
 
 PLAIN: dict[str, Any] = {
@@ -444,18 +483,27 @@ def test_a_resumed_training_has_waited_as_long(tmp_path):
     assert_same(expected, resumed)
 
 
-def test_the_best_step_of_the_validation_is_kept(tmp_path):
+@pytest.mark.parametrize("save_steps", [1, 12])
+def test_the_best_step_of_the_validation_is_kept(save_steps, tmp_path):
+    """Also where no other checkpoint would have been written at that step."""
     trainer = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}
     best_model = deepcopy(small_model("olmoe"))
-    settings = STOPPING | {"save_steps": 1, "trainer": trainer}
+    settings = STOPPING | {"save_steps": save_steps, "trainer": trainer}
     info = train(best_model, tmp_path / "best", **settings)
     losses = losses_of(info)
     best_step = losses.index(min(losses)) + 1
     assert len(losses) == 12 and 0 < best_step < 12
     assert info["weights_of_step"] == best_step
+    checkpoint = tmp_path / "best" / "checkpoints" / f"checkpoint-{best_step}"
+    assert_same(best_model, own_checkpoint(checkpoint))
     again, info_again = train_again(tmp_path / "best", **settings)
     assert info_again == info
     assert_same(best_model, again)
+    with interrupted(best_step + 1):
+        train(deepcopy(small_model("olmoe")), tmp_path / "cut", **settings)
+    resumed = deepcopy(small_model("olmoe"))
+    assert train(resumed, tmp_path / "cut", **settings) == info
+    assert_same(best_model, resumed)
 
 
 @pytest.mark.parametrize(
@@ -463,6 +511,7 @@ def test_the_best_step_of_the_validation_is_kept(tmp_path):
     [
         ({"patience": 1}, "early_stopping.patience"),
         ({"early_stopping_patience": 0}, "at least 1"),
+        ({"early_stopping_threshold": None}, "threshold=null: expected a number"),
         ({"early_stopping_patience": 1}, "validation_size"),
     ],
     ids=str,

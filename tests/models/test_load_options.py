@@ -31,7 +31,6 @@ INT8 = {
 VALUES: dict[str, Any] = {
     "disable_mmap": True,
     "fusion_config": {},
-    "kernel_config": {},
     "key_mapping": {"^nothing": "else"},
     "max_memory": {"cpu": "40GB"},
     "offload_buffers": True,
@@ -66,6 +65,8 @@ def test_every_other_keyword_arrives(monkeypatch):
 
     monkeypatch.setattr(load_module.AutoModelForCausalLM, "from_pretrained", recorded)
     for name, value in VALUES.items():
+        if name == "use_kernels":  # False is the default, and True needs a package
+            continue
         taken = {name}
         device_map = "auto" if name in ("max_memory", "offload_buffers", "offload_folder") else None
         load(load={name: value}, device_map=device_map)
@@ -86,13 +87,29 @@ def test_a_keyword_and_the_key_that_means_the_same_are_one(name, value):
         with_load(ModelConfig(load={name: value}, **{name: other}))
 
 
+def test_a_gpu_of_max_memory_is_a_number():
+    """accelerate knows GPUs by number alone, and keys that are typed with dots are texts."""
+    from accelerate.utils import get_max_memory
+
+    given = {"0": "10GB", "cpu": "4GB"}
+    model = with_load(ModelConfig(load={"max_memory": given}, device_map="auto"))
+    assert model.load["max_memory"] == {0: "10GB", "cpu": "4GB"}
+    assert get_max_memory(dict(model.load["max_memory"])) == {0: 10 * 10**9, "cpu": 4 * 10**9}
+
+
+def test_the_default_of_a_keyword_is_no_keyword():
+    assert with_load(ModelConfig(load={"use_kernels": False})) == ModelConfig()
+
+
 def test_only_keywords_that_may_change_numbers_are_part_of_the_identity():
     plain = ModelConfig()
     source = model_source(plain)
     identity = model_identity(source, plain)
     for name, value in VALUES.items():
         loaded = model_identity(source, ModelConfig(load={name: value}))
-        assert (loaded != identity) == (name not in NOT_NUMBERS), name
+        assert (loaded != identity) == (name not in NOT_NUMBERS | {"use_safetensors"}), name
+    from_bin = model_identity(source, ModelConfig(load={"use_safetensors": False}))
+    assert from_bin != identity, "a folder may have both kinds of files"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +117,7 @@ def test_only_keywords_that_may_change_numbers_are_part_of_the_identity():
     [
         ({"quantisation_config": {}}, "Did you mean 'quantization_config'"),
         ({"max_memory": {"cpu": 1}}, "no effect without model.device_map"),
+        ({"max_memory": {"cpu": "40XX"}, "device_map": "auto"}, "max_memory.cpu: .*valid format"),
         ({"use_safetensors": "maybe"}, "expected true or false"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "experts are fused tensors"),
         ({"quantization_config": {"quant_method": "nothing"}}, "cannot be used here"),

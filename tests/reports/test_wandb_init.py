@@ -61,10 +61,10 @@ def test_a_key_of_the_logger_may_be_given_either_way(key):
         replace(by_init, init={key: "online"})
 
 
-@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("secret", [*SECRETS, "base_url"])
 def test_a_secret_is_refused_and_not_shown(secret):
     with pytest.raises(ConfigError, match="belongs in the environment") as raised:
-        checked_init({"settings": {secret: "secret7391"}})
+        checked_init({"settings": {secret: "https://me:secret7391@host"}})
     assert "secret7391" not in str(raised.value)
 
 
@@ -75,6 +75,10 @@ def test_a_secret_is_refused_and_not_shown(secret):
         ({"save_code": "maybe"}, "save_code=maybe"),
         ({"settings": {"init_timeouts": 3}}, "Did you mean 'init_timeout'"),
         ({"settings": {"init_timeout": "long"}}, "init_timeout: "),
+        ({"settings": None}, "settings: expected a mapping"),
+        ({"settings": {"run_id": "x"}}, "settings.run_id is not taken: it is the argument id"),
+        ({"settings": {"entity": "x"}}, "settings.entity is not taken: .* logger.init.entity"),
+        ({"settings": {"resume": "never"}}, "settings.resume is not taken"),
     ],
     ids=str,
 )

@@ -7,8 +7,8 @@ https://huggingface.co/docs/peft/package_reference/lora#peft.LoraConfig
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
 from moe_lab.config.doors import library_value
@@ -40,16 +40,24 @@ REFUSED = {
 """The fields that are not taken, with the reason."""
 OTHER_TYPES = {
     "ADALORA": "its ranks change by a schedule of steps that it has to be told of",
+    "FROD": "it decomposes the weights before they are read",
     "POLY": "it needs the number of the task with every pass",
+    "SHADOW": "it trains a second model next to this one",
+    "SHIRA": "it chooses weights before they are read",
     "XLORA": "it mixes adapters that are trained already",
 }
 """Types of peft that are not trained here, with the reason."""
+NOT_MERGED = ("BEFT", "LILY")
+"""Types whose adapters peft does not merge into the weights."""
 CHANGES_WEIGHTS = ("corda", "eva", "loftq", "lora_ga", "olora", "pissa")
 """Beginnings of `init_lora_weights` that change the weights below the adapter or need data."""
+SETS = ("exclude_modules", "target_modules")
+"""Fields in whose lists the order does not matter: peft makes sets of them."""
 
 
 def checked_peft(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields in their types, with `peft_type`, LORA if it is left out.
+    """The fields in their types, with `peft_type`, LORA if it is left out, and without those that
+    have their default.
 
     Empty if none is given. Raises ConfigError for an unknown field or type, a refused one, and a
     value of another type.
@@ -72,7 +80,11 @@ def checked_peft(given: Mapping[str, Any]) -> dict[str, Any]:
             )
         if name in REFUSED:
             raise ConfigError(f"{key} is not taken: {REFUSED[name]}.")
-        checked[name] = library_value(key, value, hints[name])
+        typed = library_value(key, value, hints[name])
+        if name in SETS and isinstance(typed, list):
+            typed = sorted(set(typed))
+        if typed != _default(config_class, name):
+            checked[name] = typed
     start = str(checked.get("init_lora_weights", ""))
     if start.startswith(CHANGES_WEIGHTS):
         raise ConfigError(
@@ -80,6 +92,14 @@ def checked_peft(given: Mapping[str, Any]) -> dict[str, Any]:
             "which are not saved, or reads data first. Leave it out, or use gaussian or orthogonal."
         )
     return checked
+
+
+def _default(config_class: Any, name: str) -> Any:
+    """The value of a field that is left out."""
+    field = config_class.__dataclass_fields__[name]
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default
 
 
 def _config_class(name: str) -> tuple[str, Any]:
@@ -109,20 +129,45 @@ def with_adapter(model: Any, settings: Mapping[str, Any], seed: int) -> Any:
         model: changed in place; may be on the meta device.
         settings: `checked_peft`.
 
-    Raises ConfigError with peft's reason, for example for modules that the model does not have.
+    Raises ConfigError with peft's reason, and for a module or parameter that the model does not
+    have.
     """
     from peft import get_peft_model
     from transformers import set_seed
 
     _, config_class = _config_class(settings["peft_type"])
     arguments = {name: value for name, value in settings.items() if name != "peft_type"}
-    is_empty = next(model.parameters()).is_meta
+    parameters = dict(model.named_parameters())
+    is_empty = next(iter(parameters.values())).is_meta
     set_seed(seed)
     try:
         with warnings.catch_warnings():
             # peft calls deprecated functions of transformers
             warnings.simplefilter("ignore", FutureWarning)
             config = config_class(task_type="CAUSAL_LM", **arguments)
-            return get_peft_model(model, config, low_cpu_mem_usage=is_empty)
+            wrapped = get_peft_model(model, config, low_cpu_mem_usage=is_empty)
     except (TypeError, ValueError, NotImplementedError, ImportError) as error:
         raise ConfigError(f"method.peft: {first_line(error)}") from error
+    modules = [name for name, _ in wrapped.get_base_model().named_modules()]
+    _check_names("target_modules", config, modules)
+    _check_names("modules_to_save", config, modules)
+    _check_names("target_parameters", config, parameters)
+    return wrapped
+
+
+def _check_names(field: str, config: Any, names: Iterable[str]) -> None:
+    """Raise ConfigError for a listed name that the model does not have, where peft finds others.
+
+    Args:
+        names: those of the model, with dots.
+    """
+    listed = getattr(config, field, None)
+    if isinstance(listed, str):  # an expression, which peft matches
+        return
+    whole_names = [f".{name}" for name in names]
+    last_parts = {name.rpartition(".")[2] for name in whole_names}
+    for name in sorted(listed or []):
+        if not any(whole_name.endswith(f".{name}") for whole_name in whole_names):
+            raise ConfigError(
+                f"method.peft.{field}: the model has no {name}.{did_you_mean(name, last_parts)}"
+            )

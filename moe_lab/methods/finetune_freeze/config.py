@@ -19,7 +19,7 @@ from moe_lab.config.validators import (
 from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import is_generated
 from moe_lab.methods.early_stopping import checked_early_stopping
-from moe_lab.methods.finetune_freeze.adapter import checked_peft
+from moe_lab.methods.finetune_freeze.adapter import NOT_MERGED, checked_peft
 from moe_lab.methods.finetune_freeze.phases import Phase, boundaries, phases_of
 from moe_lab.methods.training_arguments import TrainerConfig, check_optimizer
 from moe_lab.models.distributed import num_processes
@@ -123,6 +123,11 @@ class FinetuneConfig(TrainerConfig):
         self.peft = checked_peft(self.peft)
         if self.merge_adapter and not self.peft:
             raise ConfigError("method.merge_adapter=true has no effect without method.peft.")
+        if self.merge_adapter and self.peft["peft_type"] in NOT_MERGED:
+            raise ConfigError(
+                f"method.merge_adapter=true: peft does not merge {self.peft['peft_type']} into "
+                "weights. Leave it out."
+            )
         if self.warmup_ratio >= 1:
             raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
         if self.profile is not None and self.partners is None:

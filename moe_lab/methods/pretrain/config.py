@@ -19,6 +19,7 @@ from moe_lab.methods.training_arguments import TrainerConfig
 AUX_LOSS = 0.1
 """The default coefficient of equation 2, which has no factor E.
 For 8 experts it is 0.0125 in transformers' formula."""
+_ROUTES_AGAIN = "it routes tokens again in the backward pass, and a design may draw their experts"
 _AT_CHECKPOINTS = "the validation loss is taken at every checkpoint. Use method.save_steps="
 _PACKED = "the corpus is packed into rows in an order of its own, which seed= determines"
 SMALLEST_VOCABULARY = 257
@@ -105,6 +106,8 @@ class PretrainConfig(TrainerConfig):
         "train_sampling_strategy": "sequential",
     }
     refused_fields: ClassVar[Mapping[str, str]] = {
+        "activation_checkpointing": _ROUTES_AGAIN,
+        "activation_checkpointing_kwargs": _ROUTES_AGAIN,
         "data_seed": _PACKED,
         "eval_delay": _AT_CHECKPOINTS,
         "eval_on_start": _AT_CHECKPOINTS,

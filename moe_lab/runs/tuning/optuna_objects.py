@@ -31,8 +31,9 @@ from moe_lab.errors import ConfigError, first_line
 TARGET = "_target_"
 PACKAGES = ("optuna", "optunahub")
 """Packages whose classes are made. Those in a folder of `--config-dir` are, too."""
-TRIED = 4
-"""Trials that a sampler draws while it is checked: a missing package shows at the second one."""
+TRIED = 12
+"""Trials that a sampler draws while it is checked: most draw the first ten at random, and then need
+their packages and arguments."""
 Bounds = Mapping[str, tuple[float, float]]
 """The smallest and the largest value of each parameter, by name."""
 
@@ -52,6 +53,11 @@ def check_objects(
         return
     if "seed" in sampler:
         raise ConfigError("tuning.sampler.seed is not taken: it is a key of the run. Use seed=.")
+    if isinstance(sampler_of(sampler, dirs, seed=0), optuna.samplers.GridSampler):
+        raise ConfigError(
+            f"tuning.sampler.{TARGET}={sampler[TARGET]} is not taken: it ends a study itself, and "
+            "tuning.n_trials= says how long it is. QMCSampler spreads trials as evenly."
+        )
     study = optuna.create_study()
     try:
         with warnings.catch_warnings():
@@ -61,7 +67,9 @@ def check_objects(
                 trial = study.ask()
                 values = [trial.suggest_float(name, *limits) for name, limits in bounds.items()]
                 study.tell(trial, sum(values))
-    except (ImportError, TypeError, ValueError, NotImplementedError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # of the sampler's own package: cmaes asserts
         raise ConfigError(f"tuning.sampler: {first_line(error)}") from error
 
 
@@ -116,7 +124,12 @@ def _parameters(settings: Mapping[str, Any], key: str, dirs: list[str]) -> Mappi
         log.setLevel(logging.CRITICAL)  # it logs the error that is raised, too
         found = get_class(settings[TARGET])
     except Exception as error:  # whatever the import of the module raises
-        raise ConfigError(f"{key}.{TARGET}={settings[TARGET]}: {first_line(error)}") from error
+        reason = first_line(error.__cause__ or error)
+        module, _, name = settings[TARGET].rpartition(".")
+        classes = vars(sys.modules[module]) if module in sys.modules else {}
+        raise ConfigError(
+            f"{key}.{TARGET}={settings[TARGET]}: {reason}.{did_you_mean(name, classes)}"
+        ) from error
     finally:
         log.setLevel(level)
     parameters = signature(found).parameters

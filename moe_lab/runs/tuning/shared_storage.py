@@ -19,36 +19,47 @@ from optuna.trial import Trial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, first_line
 from moe_lab.runs.tuning.trials import Trials
 
 PASSWORD = "OPTUNA_STORAGE_PASSWORD"
 """The environment variable with the password of the database."""
 HEARTBEAT = 5
 """Seconds between two signs of a process that computes a trial."""
+SECRETS = frozenset({"password", "passwd", "sslpassword"})
+"""Passwords in the query of a URL."""
 SILENCE = 60
 """Seconds without a sign after which a trial is another process's to compute."""
 
 
 def check_storage(url: str) -> None:
-    """Raise ConfigError for a URL that SQLAlchemy cannot read, or that has a password."""
+    """Raise ConfigError for a URL that SQLAlchemy cannot read, that has a password, or that names no
+    database outside this process."""
     try:
         parsed = make_url(url)
-        parsed.get_dialect()
-    except (ArgumentError, NoSuchModuleError) as error:
+        dialect = parsed.get_dialect()
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise ConfigError(
             "tuning.storage is no URL of a database: sqlite:////folder/trials.db, or "
             "postgresql+psycopg2://user@host/database."
         ) from error
-    if parsed.password is not None:
+    if parsed.password is not None or not SECRETS.isdisjoint(parsed.query):
+        shown = parsed.set(query={}).render_as_string(hide_password=True)
         raise ConfigError(
-            f"tuning.storage={parsed.render_as_string(hide_password=True)} has a password, which "
-            f"would be in files and logs. Leave it out and set the variable {PASSWORD}."
+            f"tuning.storage={shown} has a password, which would be in files and logs. Leave it out "
+            f"and set the variable {PASSWORD}."
+        )
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise ConfigError(
+            f"tuning.storage={url} is in the memory of one process. Name a file: "
+            "sqlite:////folder/trials.db."
         )
     try:
-        parsed.get_dialect().import_dbapi()
+        dialect.import_dbapi()
     except ImportError as error:
-        raise ConfigError(f"tuning.storage={url}: pip install {error.name}") from error
+        raise ConfigError(
+            f"tuning.storage={url} needs a driver that is not installed: {first_line(error)}."
+        ) from error
 
 
 class SharedTrials(Trials):

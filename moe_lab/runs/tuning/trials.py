@@ -40,12 +40,21 @@ STORAGE = "storage.db"
 
 
 @contextmanager
-def storage_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of Optuna's storage, as of a full disk, into a ResultsError that names it."""
+def storage_errors(folder: Path, url: str | None) -> Iterator[None]:
+    """Turn errors of Optuna's storage, as of a full disk, into a ResultsError that names it.
+
+    Args:
+        url: the database; None: a file of the folder.
+    """
     try:
         yield
     except (StorageInternalError, SQLAlchemyError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
+        if url is not None:
+            raise ResultsError(
+                f"tuning.storage={url} could not be read or written: {reason}\n"
+                "Once the database answers, the same command continues."
+            ) from error
         raise ResultsError(
             f"{folder / STORAGE} could not be read or written: {reason}\n"
             "Free some disk space, and the same command continues. "

@@ -52,7 +52,7 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
     with (
         RunFolder(study.folder, study.study_id).status(),
         memory_errors(name),
-        storage_errors(study.folder),
+        storage_errors(study.folder, study.config.tuning.storage),
         _trials_of(study) as trials,
         open_logger(
             study.config, kind="study", name=name, group=group or name, folder=study.folder

@@ -161,6 +161,7 @@ def test_the_saved_adapter_gives_the_logits_of_the_trained_model(tmp_path):
         ({"peft_type": "LARA"}, "Did you mean 'LORA'"),
         ({"peft_type": "PROMPT_TUNING"}, "Use method=soft-prompt"),
         ({"peft_type": "ADALORA"}, "ADALORA is not taken"),
+        ({"peft_type": "SHADOW"}, "SHADOW is not taken"),
         ({"r": "many"}, "method.peft.r=many: expected an integer"),
         ({"init_lora_weights": "pissa"}, "changes the weights below the adapter"),
     ],
@@ -169,6 +170,13 @@ def test_the_saved_adapter_gives_the_logits_of_the_trained_model(tmp_path):
 def test_a_wrong_field_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         FinetuneConfig(peft=given)
+
+
+def test_an_adapter_that_peft_does_not_merge_is_not_merged():
+    given = {"peft_type": "LILY", "target_modules": ["q_proj"]}
+    FinetuneConfig(peft=given)
+    with pytest.raises(ConfigError, match="peft does not merge LILY"):
+        FinetuneConfig(peft=given, merge_adapter=True)
 
 
 def test_every_refused_field_is_peft_s_and_has_a_reason():
@@ -190,6 +198,34 @@ def test_other_types_of_peft_are_trained(kind, tmp_path):
         given["feedforward_modules"] = []
     _, info = train_adapter("olmoe", tmp_path, peft=given, max_steps=2)
     assert info["first_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "message"),
+    [
+        ("target_modules", "v_prj", "the model has no v_prj. Did you mean 'v_proj'"),
+        ("modules_to_save", "lm_haed", "the model has no lm_haed. Did you mean 'lm_head'"),
+        ("target_parameters", "experts.gate_up", "the model has no experts.gate_up. Did you mean"),
+    ],
+)
+def test_one_name_of_several_that_the_model_lacks_is_refused(field, name, message):
+    given = settings_of("olmoe") | {"modules_to_save": ["lm_head"]}
+    with_adapter(deepcopy(small_model("olmoe")), given, seed=0)
+    with pytest.raises(ConfigError, match=f"method.peft.{field}: {message}"):
+        with_adapter(deepcopy(small_model("olmoe")), given | {field: [*given[field], name]}, seed=0)
+
+
+def test_spellings_of_one_adapter_are_one_recipe():
+    recipe = FinetuneConfig(peft={"target_modules": ["q_proj", "v_proj"]}).recipe()
+    in_full: dict[str, Any] = {
+        "peft_type": "lora",
+        "r": 8,
+        "lora_dropout": 0,
+        "target_modules": ["v_proj", "q_proj"],
+        "init_lora_weights": True,
+    }
+    assert FinetuneConfig(peft=in_full).recipe() == recipe
+    assert FinetuneConfig(peft=in_full | {"r": 4}).recipe() != recipe
 
 
 def test_modules_that_the_model_lacks_are_refused():

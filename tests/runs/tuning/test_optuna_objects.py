@@ -31,14 +31,12 @@ from tests.support.command import run_command
 from tests.support.searches import search, value
 
 fork = multiprocessing.get_context("fork")
-NEEDS_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "GridSampler": {"search_space": {"first": [0.0, 0.5], "second": [0.0, 0.5, 1.0]}},
-}
 BOUNDS = {"first": (0.0, 1.0), "second": (0.0, 1.0)}
 NOT_RUN = {
     "BaseGASampler": "no sampler",
     "BruteForceSampler": "needs steps, and temperatures have none",
     "BaseSampler": "no sampler",
+    "GridSampler": "ends a study itself",
     "PartialFixedSampler": "needs a sampler as argument",
     "NSGAIIISampler": "of several objectives",
 }
@@ -90,7 +88,7 @@ def test_cma_es_is_optunas(tmp_path):
 def test_every_sampler_of_optuna_runs_or_is_named_here(name):
     if name in NOT_RUN or not name.endswith("Sampler"):
         return
-    check_objects(target(name, **NEEDS_ARGUMENTS.get(name, {})), {}, [], BOUNDS)
+    check_objects(target(name), {}, [], BOUNDS)
 
 
 @pytest.mark.parametrize("name", sorted(set(optuna.pruners.__all__)))
@@ -110,7 +108,9 @@ def test_every_pruner_of_optuna_is_made(name):
     ("sampler", "message"),
     [
         ({"_target_": "os.system"}, "only classes of optuna, optunahub"),
-        (target("CmaEsSamler"), "CmaEsSamler"),
+        (target("CmaEsSamler"), "Did you mean 'CmaEsSampler'"),
+        (target("CmaEsSampler", popsize=0), "popsize must be non-zero"),
+        ({"_target_": "optuna.nothing.Sampler"}, "No module named 'optuna.nothing'|Are you sure"),
         (target("CmaEsSampler", sigma=0.1), "Unknown argument .*sigma.*Did you mean 'sigma0'"),
         (target("CmaEsSampler", seed=0), "tuning.sampler.seed is not taken"),
         ({"sigma0": 0.1}, "tuning.sampler._target_ is missing"),
@@ -120,6 +120,8 @@ def test_every_pruner_of_optuna_is_made(name):
             "crossover._target_=subprocess.Popen: only classes of",
         ),
         (target("GridSampler"), "search_space"),
+        (target("GridSampler", search_space={"first": [0.0], "second": [0.0]}), "ends a study"),
+        (target("TPESampler", gamma=5), "'int' object is not callable"),
     ],
     ids=str,
 )
@@ -395,13 +397,25 @@ def test_a_trial_whose_machine_fell_silent_is_taken_over_as_it_was(tmp_path, mon
         ("trials.db", "is no URL of a database"),
         ("nosql://x", "is no URL of a database"),
         ("postgresql+psycopg2://me:secret7391@host/db", "has a password"),
-        ("mysql+nosuchdriver://me@host/db", "is no URL|pip install"),
+        ("postgresql+psycopg2://host:port/db", "is no URL of a database"),
+        ("postgresql+psycopg2://host/db?user=me&password=secret7391", "has a password"),
+        ("mysql+nosuchdriver://me@host/db", "is no URL"),
+        ("mysql+mysqldb://me@host/db", "a driver that is not installed: No module named 'MySQLdb'"),
+        ("sqlite://", "in the memory of one process"),
+        ("sqlite:///:memory:", "in the memory of one process"),
     ],
 )
 def test_a_database_that_cannot_be_used_is_refused(url, message):
     with pytest.raises(ConfigError, match=message) as raised:
         check_storage(url)
     assert "secret7391" not in str(raised.value)
+
+
+def test_a_database_that_does_not_answer_is_named(tmp_path, capsys):
+    url = f"sqlite:///{tmp_path}/absent/trials.db"
+    run = run_command(capsys, *STUDY, f"tuning.storage={url}", f"output_dir={tmp_path}/out")
+    assert f"tuning.storage={url} could not be read or written: unable to open" in run.err
+    assert "Free some disk space" not in run.err
 
 
 def test_the_password_comes_from_the_environment_alone(tmp_path, monkeypatch):

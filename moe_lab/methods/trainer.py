@@ -20,7 +20,9 @@ from transformers import (
 from transformers.integrations import (
     get_reporting_integration_callbacks,
 )
-from transformers.integrations import moe as _grouped_products  # noqa: F401 - registers grouped_mm_fallback
+
+# registers grouped_mm_fallback
+from transformers.integrations import moe as _grouped_products  # noqa: F401
 from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.config.progress import Progress

@@ -1,7 +1,8 @@
 """`moe_lab.ExpertMetrics`: expert metrics of any training, in its own log.
 
-Broken by: padding that is counted, layers that are counted again under gradient checkpointing, tokens of an evaluation,
-counts of an earlier window, values that do not reach report_to, a training that goes on otherwise, hooks that stay.
+Broken by: padding that is counted, layers that are counted again under gradient checkpointing,
+tokens of an evaluation, counts of an earlier window, values that do not reach report_to, a training
+that goes on otherwise, hooks that stay.
 """
 
 from copy import deepcopy

@@ -1,9 +1,11 @@
-"""The files of `conf/` and `experiments/`, commented, composable and in step with the typed schema, the values it takes, and how
-overrides are composed.
+"""The files of `conf/` and `experiments/`, and how overrides are composed.
 
-Broken by: a key without a comment, an option that does not compose, a key that the schema does not have, a cell of one paper
-on another one's checkpoint of OLMoE; a cell that differs from what Hydra composes of its overrides, composing that changes what
-other threads read, an option of an installed plug-in that is not found.
+Each file is commented, composes, and is in step with the typed schema and its values.
+
+Broken by: a key without a comment, an option that does not compose, a key that the schema does not
+have, a cell of one paper on another one's checkpoint of OLMoE; a cell that differs from what Hydra
+composes of its overrides, composing that changes what other threads read, an option of an installed
+plug-in that is not found.
 """
 
 import dataclasses
@@ -154,7 +156,15 @@ def test_usual_values_need_no_quotes_and_are_recorded():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
-    ["/tmp/ü x/ö", "/a (b)/c=d", "it's here/ä", "模型/x", "C:/a b", "~/x#1;2", "/plain/a-b_c.d"],
+    [
+        "/tmp/ü x/ö",
+        "/a (b)/c=d",
+        "it's here/ä",
+        "模型/x",
+        "C:/a b",
+        "~/x#1;2",
+        "/plain/a-b_c.d",
+    ],
 )
 def test_paths_need_no_quotes(path):
     home = os.path.expanduser

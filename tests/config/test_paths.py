@@ -1,4 +1,7 @@
-"""Breaks if a path that a user gives keeps a `~`, which a shell leaves as it is in `output_dir=~/x`."""
+"""`~` in paths that a user gives. A shell leaves it as it is in `output_dir=~/x`.
+
+Broken by: a path that keeps a `~`.
+"""
 
 import re
 from dataclasses import fields

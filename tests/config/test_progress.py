@@ -1,5 +1,7 @@
-"""Breaks when a log stays empty for minutes, a line or bar does not say what it is about, an escape sequence is sent, or a name
-begins a line.
+"""Lines of progress in a log, and bars in a terminal.
+
+Broken by: a log that stays empty for minutes, a line or bar that does not say what it is about, an
+escape sequence in a log, a name that begins a line.
 """
 
 import io

@@ -1,8 +1,8 @@
 """The checked Trainer, and trainings that runs share.
 
-Broken by: a step after a loss or gradient that is NaN, one pass of several that is not checked, a loss of an earlier step
-that is counted again, a model that answers for another one or is trained twice, a resume from a checkpoint that is
-incomplete, a trained model that stays in memory.
+Broken by: a step after a loss or gradient that is NaN, one pass of several that is not checked, a
+loss of an earlier step that is counted again, a model that answers for another one or is trained
+twice, a resume from a checkpoint that is incomplete, a trained model that stays in memory.
 """
 
 import math
@@ -23,7 +23,7 @@ from tests.support.command import run_command
 
 
 class Line(nn.Module):
-    """A loss of one number; `factor` is multiplied to the loss of each pass, `slope` to its gradient."""
+    """A loss of one number. Each pass has a factor of its loss and a factor of its gradient."""
 
     def __init__(self, factors: list[float], slopes: list[float]):
         super().__init__()
@@ -95,7 +95,7 @@ def test_finite_losses_train_to_the_end(tmp_path):
 def test_it_stops_before_the_step_with_a_number_that_is_not_finite(
     numbers, accumulation, told, kept, tmp_path
 ):
-    """One pass of several is enough: its first one, or infinities of both signs, which are no number together."""
+    """One pass of several is enough. Infinities of both signs are no number together."""
     trainer, model = train(tmp_path, **numbers, accumulation=accumulation)
     with pytest.raises(TrainingError, match=f"{told}. Lower method.learning_rate"):
         trainer.train()
@@ -162,11 +162,22 @@ def test_what_a_training_leaves_in_reference_cycles_is_removed(tmp_path):
 @pytest.mark.slow
 def test_a_training_that_diverges_ends_in_one_message(capsys, tmp_path):
     """A learning rate of 1e30 is a valid number."""
-    keys = "method=pretrain method.steps=2 method.layers=1 method.validation_rows=2 method.learning_rate=1e30"
-    keys += f" model=tiny task=toy_choice limit=2 device=cpu output_dir={tmp_path}"
-    ended = run_command(capsys, *keys.split())
+    ended = run_command(
+        capsys,
+        "method=pretrain",
+        "method.steps=2",
+        "method.layers=1",
+        "method.validation_rows=2",
+        "method.learning_rate=1e30",
+        "model=tiny",
+        "task=toy_choice",
+        "limit=2",
+        "device=cpu",
+        f"output_dir={tmp_path}",
+    )
     assert ended.code == 1, ended.err
-    assert "Traceback" not in ended.err and ended.err.count("Error: ") == 1
+    assert "Traceback" not in ended.err
+    assert ended.err.count("Error: ") == 1
     assert not list(tmp_path.glob("models/*/training.json"))
 
 

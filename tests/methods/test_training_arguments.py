@@ -1,8 +1,9 @@
 """`method.trainer`: fields of transformers' TrainingArguments.
 
-Broken by: a field that arrives and does nothing, a field that is neither taken nor refused, a training that differs from
-that of the plain Trainer with the same fields, two spellings of one setting with two ids, a field of logging in the
-recipe, a resumed training that has forgotten how long the validation loss has not fallen.
+Broken by: a field that arrives and does nothing, a field that is neither taken nor refused, a
+training that differs from that of the plain Trainer with the same fields, two spellings of one
+setting with two ids, a field of logging in the recipe, a resumed training that has forgotten how
+long the validation loss has not fallen.
 """
 
 import json
@@ -95,7 +96,10 @@ VALUES: dict[str, Any] = {
     "warmup_steps": 5.0,
     "weight_decay": 0.2,
 }
-"""A value of every field that some method takes and that is no other name of one; `bf16` is a key of the run."""
+"""A value of every field that some method takes and that is no second name of a key of the method.
+
+`bf16` is a key of the run.
+"""
 TOGETHER = {
     "dataloader_persistent_workers": {"dataloader_num_workers": 1},
     "dataloader_prefetch_factor": {"dataloader_num_workers": 1},
@@ -288,7 +292,10 @@ def test_a_training_is_that_of_the_plain_trainer(name, tmp_path):
 
 
 def test_a_schedule_multiplies_the_rates_of_phases_and_routers(tmp_path):
-    """Adam's steps are the learning rate in every entry with a gradient: constant here, without warm-up."""
+    """Adam's steps are the learning rate in every entry with a gradient.
+
+    The schedule is constant, without warm-up.
+    """
     before = small_model("olmoe")
     after = deepcopy(before)
     train(

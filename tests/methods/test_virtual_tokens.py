@@ -1,9 +1,12 @@
-"""`method=soft-prompt` and `method=prefix-tuning`: the command, scores through lm-eval's own code, and the training.
+"""`method=soft-prompt` and `method=prefix-tuning`.
 
-Broken by: an adapter that is trained again for another task or another limit, or taken for that of another recipe,
-seed or set of questions; anything that stays on the model which the next run of a grid is given; a prompt that does not
-begin after the virtual tokens, padding that is read, a family that peft cannot serve and that is not refused, a loss
-that counts the prompt or padding, a resumed training that ends in another adapter.
+The tests cover the command, scores through lm-eval's own code, and the training.
+
+Broken by: an adapter that is trained again for another task or another limit, or taken for that of
+another recipe, seed or set of questions; anything that stays on the model which the next run of a
+grid is given; a prompt that does not begin after the virtual tokens, padding that is read, a family
+that peft cannot serve and that is not refused, a loss that counts the prompt or padding, a resumed
+training that ends in another adapter.
 """
 
 import json
@@ -216,8 +219,15 @@ def test_another_seed_is_another_adapter():
 
 def train(folder, kind: str, *keys: str) -> int:
     """The command with six questions: three steps in each of two epochs."""
-    few = "task=toy_choice limit=1 baseline=false method.reference_size=6 method.batch_size=2 method.epochs=2"
-    return main([f"method={kind}", *few.split(), *keys, f"output_dir={folder}"])
+    few_questions = [
+        "task=toy_choice",
+        "limit=1",
+        "baseline=false",
+        "method.reference_size=6",
+        "method.batch_size=2",
+        "method.epochs=2",
+    ]
+    return main([f"method={kind}", *few_questions, *keys, f"output_dir={folder}"])
 
 
 def log_of(folder) -> list[dict]:
@@ -228,7 +238,7 @@ def log_of(folder) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", METHODS)
 def test_the_loss_is_that_of_the_answers_tokens_alone(kind, tmp_path, monkeypatch):
-    """All questions in one batch: the first step's loss is the mean over all answer tokens, computed by hand."""
+    """With all questions in one batch, the first step's loss is the mean over all answer tokens."""
     rows = []
     whole = MoeTrainer.__init__
 

@@ -1,7 +1,8 @@
 """`method.peft`: adapters of peft, trained in place of the weights.
 
-Broken by: a step that is not peft's own, an adapter that a frozen group trains, a weight of the model that changes, a
-resumed training with other bytes, an adapter that is evaluated on other weights, a field that does nothing.
+Broken by: a step that is not peft's own, an adapter that a frozen group trains, a weight of the
+model that changes, a resumed training with other bytes, an adapter that is evaluated on other
+weights, a field that does nothing.
 """
 
 from copy import deepcopy

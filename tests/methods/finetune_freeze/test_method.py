@@ -1,9 +1,10 @@
 """`method=finetune-freeze` from the command line, its schedules, rates and groups of parameters.
 
-Broken by: a model that is trained again for another task or taken for that of another recipe, trained weights that the
-next run of a grid is given, answers other than those of plain transformers, a comparison with something else than the
-untrained model; a schedule that switches elsewhere than at half, a learning rate that does not follow it; a family whose
-routers, experts or shared experts are not found, or another parameter taken for one.
+Broken by: a model that is trained again for another task or taken for that of another recipe,
+trained weights that the next run of a grid is given, answers other than those of plain
+transformers, a comparison with something else than the untrained model; a schedule that switches
+elsewhere than at half, a learning rate that does not follow it; a family whose routers, experts or
+shared experts are not found, or another parameter taken for one.
 """
 
 import itertools
@@ -146,9 +147,18 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_subtractions_are_learned_and_were_not_known(tmp_path, capsys):
     """The data set and the task have one form, so that a few steps show in the answers."""
-    keys = "task=toy_subtract limit=40 method.dataset=toy_subtract method.dataset_size=640 method.epochs=1".split()
-    keys += "method.batch_size=16 method.validation_size=0 method.learning_rate=1e-3".split()
-    ended = command(capsys, tmp_path, *keys, "method.compare_with_full=false")
+    keys = [
+        "task=toy_subtract",
+        "limit=40",
+        "method.dataset=toy_subtract",
+        "method.dataset_size=640",
+        "method.epochs=1",
+        "method.batch_size=16",
+        "method.validation_size=0",
+        "method.learning_rate=1e-3",
+        "method.compare_with_full=false",
+    ]
+    ended = command(capsys, tmp_path, *keys)
     assert ended.code == 0, ended.err
     found = json.loads(Path(ended.out.splitlines()[-1]).read_text())
     paired = found["moe_lab"]["paired"]["toy_subtract"]["exact_match,none"]
@@ -353,7 +363,10 @@ def test_the_rate_is_the_linear_one_of_transformers():
 
 
 def test_the_warm_up_begins_at_0_and_a_training_of_that_step_alone_is_refused():
-    """Broken by a training that trains nothing and does not say so. The rates are those of transformers."""
+    """Broken by a training that trains nothing and does not say so.
+
+    The rates are those of transformers.
+    """
     for rows, ratio in itertools.product((4, 8, 40, 160), (0.0, 0.03, 0.5)):
         recipe = FinetuneConfig(epochs=1, warmup_ratio=ratio, max_steps=30)
         steps = recipe.steps(rows)

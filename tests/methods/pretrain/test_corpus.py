@@ -1,8 +1,9 @@
 """Corpus, tokenizer and packed rows of a pre-training.
 
-Broken by: a document that is cut, joined with another, left out, or held out and trained on, also as a duplicate; an identity that two
-corpora or two tokenizers share; a file without text that is only found in the training; text that a trained tokenizer
-loses; a token lost or twice at the end of a row; an epoch that leaves a row out or repeats the order of another one.
+Broken by: a document that is cut, joined with another, left out, or held out and trained on, also
+as a duplicate; an identity that two corpora or two tokenizers share; a file without text that is
+only found in the training; text that a trained tokenizer loses; a token lost or twice at the end of
+a row; an epoch that leaves a row out or repeats the order of another one.
 """
 
 import json
@@ -213,7 +214,7 @@ REPEATED = ["", "ab", "ab ", " \n", "cdef", "ab", "gh", "cdef", "", "ijkl", "mno
 
 
 def test_empty_documents_and_duplicates_are_left_out_and_counted(tmp_path):
-    """Broken by validation rows of end tokens, and by a document that is held out and trained on."""
+    """Broken by validation rows of end tokens and by a document both held out and trained on."""
     texts = corpus_with(tmp_path, *REPEATED)
     once = list(dict.fromkeys(text.strip() for text in REPEATED if text.strip()))
     assert list(texts.documents()) == once == ["ab", "cdef", "gh", "ijkl", "mnop"]
@@ -285,7 +286,10 @@ def test_no_more_is_read_than_is_needed(monkeypatch):
 
 
 def test_memory_is_taken_for_the_rows_that_there_are(tmp_path):
-    """Broken by memory for all rows of a training that reads a small corpus many times: here four terabytes."""
+    """Broken by memory for all rows of a training that reads a small corpus many times.
+
+    Here that is four terabytes.
+    """
     train, held = packed(corpus_with(tmp_path, "abcd", "efgh"), rows=2**38, held_out=1, length=4)
     assert (held, train) == ([ids("abcd")], [ids("efgh")])
 

@@ -1,10 +1,11 @@
 """`method=pretrain` from the command line, its keys and architectures, and the folder of its model.
 
-Broken by: a default that the YAML does not have, designs of unequal parameters, one recipe with two ids, a registered
-class for a design that transformers has, a model that plain transformers cannot load, or that computes something else
-there; a design that is trained again for another task or used for another design, corpus, tokenizer or seed, a
-comparison with the tokenizer's model, a request that is refused only after a training, a trained model that other
-methods cannot use, checkpoints of another training that are continued or lost.
+Broken by: a default that the YAML does not have, designs of unequal parameters, one recipe with two
+ids, a registered class for a design that transformers has, a model that plain transformers cannot
+load, or that computes something else there; a design that is trained again for another task or used
+for another design, corpus, tokenizer or seed, a comparison with the tokenizer's model, a request
+that is refused only after a training, a trained model that other methods cannot use, checkpoints of
+another training that are continued or lost.
 """
 
 import json
@@ -153,7 +154,10 @@ def counted(**keys) -> dict[str, int]:
 
 @pytest.mark.parametrize("backbone", ("olmoe", "deepseek"))
 def test_all_granularities_have_equal_parameters(backbone):
-    """Total and active ones, routers aside; the dense model has the active ones, norms of queries and keys aside."""
+    """Total and active parameters are equal, routers aside.
+
+    The dense model has the active ones, norms of queries and keys aside.
+    """
     found = [
         counted(backbone=backbone, experts_per_token=k, experts=experts, shared_experts=shared)
         for k, experts, shared in GRANULARITIES
@@ -227,7 +231,10 @@ def test_classes_differ_in_the_design_alone():
 
 @pytest.mark.parametrize("keys", KINDS)
 def test_the_end_token_has_a_gradient(keys):
-    """Also where it pads, as torch.nn.Embedding leaves out the padding token; a token that only pads has none."""
+    """It has one even where it is the padding token. A token that only pads has none.
+
+    torch.nn.Embedding leaves out the gradient of its padding_idx.
+    """
     tokenizer = make_tokenizer()
     for padding, trained in (("<|end|>", True), ("!", False)):
         tokenizer.pad_token = padding
@@ -258,14 +265,17 @@ def test_a_long_row_has_positions():
 SHORT = [f"method.{key}={value}" for key, value in SMALL.items()]
 TASK = ["task=toy_choice", "limit=4"]
 FINE_TUNING = (
-    "method=finetune-freeze method.schedule=none-router method.max_steps=2 method.validation_size=0 "
-    "method.compare_with_full=false method.dataset_size=8"
+    "method=finetune-freeze method.schedule=none-router method.max_steps=2 "
+    "method.validation_size=0 method.compare_with_full=false method.dataset_size=8"
 )
 
 
 def command(capsys, folder, *keys):
-    return run_command(capsys, *(["-m"] if "-m" in keys else []), "method=pretrain", "device=cpu",
-                       f"output_dir={folder}", *SHORT, *(key for key in keys if key != "-m"))  # fmt: skip
+    """The command with a short training. `-m` goes first wherever it is among the keys."""
+    flags = [key for key in keys if key == "-m"]
+    overrides = [key for key in keys if key != "-m"]
+    common = ["method=pretrain", "device=cpu", f"output_dir={folder}", *SHORT]
+    return run_command(capsys, *flags, *common, *overrides)
 
 
 @pytest.mark.slow
@@ -315,7 +325,10 @@ def test_it_trains_saves_and_evaluates_once_for_all_tasks(tmp_path, capsys, monk
 
 @pytest.mark.slow
 def test_a_trained_model_serves_all_methods(tmp_path, capsys):
-    """As `model.path`: here one of the registered type, with a shared expert. method=base gives the same answers."""
+    """The model is given as `model.path`. method=base gives the same answers.
+
+    It is one of the registered type, with a shared expert.
+    """
     own = ["method.experts=6", "method.experts_per_token=3", "method.shared_experts=1"]
     trained = block_of(command(capsys, tmp_path, *TASK, *own, "metrics=expert"))
     metrics = json.loads(next(tmp_path.glob("runs/*/expert_metrics.json")).read_text())
@@ -340,7 +353,7 @@ def test_a_trained_model_serves_all_methods(tmp_path, capsys):
 def test_a_router_of_several_tokens_is_evaluated_and_fine_tuned_and_no_more(
     router, tmp_path, capsys, loads
 ):
-    """Its expert metrics are refused before it is trained, other routing before its weights load."""
+    """Expert metrics are refused before the training, other routing before the weights load."""
     own = f"method.router={router}"
     refused = command(capsys, tmp_path, *TASK, own, "metrics=expert")
     assert refused.code == 2 and "the routing of single tokens" in refused.err, refused.err
@@ -442,8 +455,11 @@ def test_documents_that_are_left_out_for_one_reason_alone_are_noted(counts, note
 
 
 def test_footnotes_tell_designs_and_the_effects_of_later_tokens_apart():
-    noted = "regularizers=z-loss + bias, routing_noise=0.5, seed 7: held-out loss 1.5000 [1.2500, 1.7500]"
-    assert noted in footnote(bias_rate=0.1, routing_noise=0.5)
+    expected = (
+        "regularizers=z-loss + bias, routing_noise=0.5, seed 7: "
+        "held-out loss 1.5000 [1.2500, 1.7500]"
+    )
+    assert expected in footnote(bias_rate=0.1, routing_noise=0.5)
     part = {"difference": 0.125, "ci95": [0.0625, 0.25]}
     leak = {"rows": 32, "loss_with_later_tokens": 1.5, "later_tokens": part, "short_prefixes": part}
     assert footnote(leak, router="expert").count("+0.1250 [+0.0625, +0.2500]") == 2

@@ -1,9 +1,10 @@
 """Regularizers of routers, loss-free balance, and the routing that both read.
 
-Broken by: an axis or a factor (E, K, tokens) too many, a gradient through the choice, a bias that an optimizer, a
-gradient or fine-tuning moves, a step by passes or processes instead of the optimizer step's load, a wrong sign, a bias
-that a checkpoint loses, regularizers that read another choice than the experts got, hooks that stay; noise that depends
-on the batch or on a row's place there, noise at temperature 0 or outside its pass, weights from noisy scores.
+Broken by: an axis or a factor (E, K, tokens) too many, a gradient through the choice, a bias that
+an optimizer, a gradient or fine-tuning moves, a step by passes or processes instead of the
+optimizer step's load, a wrong sign, a bias that a checkpoint loses, regularizers that read another
+choice than the experts got, hooks that stay; noise that depends on the batch or on a row's place
+there, noise at temperature 0 or outside its pass, weights from noisy scores.
 """
 
 from types import SimpleNamespace
@@ -36,7 +37,10 @@ SHAPES = [(1, 2, 1), (5, 7, 3), (7, 5, 2), (6, 4, 4), (64, 8, 2)]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ("balance_loss", "z_loss"))
 def test_losses_are_their_formulas(name, shape):
-    """Logits of half precision are summed in float32. The experts are not those of the highest logits."""
+    """Logits of half precision are summed in float32.
+
+    The experts are not those of the highest logits.
+    """
     (tokens, experts, k), generator = shape, torch.Generator().manual_seed(shape[0])
     logits_TE = torch.randn(tokens, experts, generator=generator, dtype=torch.float64)
     index_TK = torch.stack(
@@ -88,7 +92,10 @@ def biases(model) -> list[torch.Tensor]:
 
 
 def test_no_optimizer_has_the_bias_the_steps_move_it_and_it_is_saved_in_float32(tmp_path):
-    """Three steps of 0.1: each bias is a sum of three of -0.1, 0 and 0.1, with weight decay or not."""
+    """After three steps of 0.1 each bias is a sum of three of -0.1, 0 and 0.1.
+
+    Weight decay does not change it.
+    """
     training = training_of(tmp_path, bias_rate=0.1, steps=3, weight_decay=0.9, routing_noise=1.0)
     trained = train(training)
     assert not [name for name, _ in trained.model.named_parameters() if "bias" in name]
@@ -134,7 +141,7 @@ def model(request):
 def passed(
     model, rows: Tensor, temperature: list[float] | None
 ) -> tuple[Tensor, TrainingRouting, Seen]:
-    """Logits of the rows (`rows` are their numbers), the policy, and what came out of the routers."""
+    """Logits of the rows with these numbers, the policy, and what came out of the routers."""
     seen, noise = Seen(), None
     if temperature is not None:
         noise = RoutingNoise(SEED, torch.zeros(8).index_copy(0, rows, torch.tensor(temperature)))
@@ -160,7 +167,10 @@ def test_outside_its_pass_there_is_none_even_after_an_error(olmoe):
 
 
 def test_the_choice_is_that_of_the_formula_and_the_weights_are_clean(model):
-    """Scores plus temperature times keyed noise of (seed, row, position, layer), by a loop over tokens."""
+    """The choice is by scores plus temperature times noise, here by a loop over tokens.
+
+    The key of the noise is (seed, row, position, layer).
+    """
     rows, temperature = [5, 2, 1], [0.5, 1.5, 0.0]
     _, _, seen = passed(model, torch.tensor(rows), temperature)
     for number, (router, own) in enumerate(zip(seen.routers, seen.routings, strict=True)):
@@ -208,7 +218,10 @@ def test_a_pass_keeps_its_own_decisions_only(olmoe):
 
 @pytest.mark.parametrize("router", ("expert", *UNITS))
 def test_decisions_of_routers_of_several_tokens_are_observed(router):
-    """For words and sentences each token has the decision of its unit's first one; the model runs as it is."""
+    """For words and sentences each token has the decision of its unit's first token.
+
+    The model's logits do not change.
+    """
     model = made(router)
     rows = torch.tensor([make_tokenizer()("ab cd. E!").input_ids] * 2)
     with torch.no_grad():

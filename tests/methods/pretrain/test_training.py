@@ -1,8 +1,10 @@
-"""A pre-training as a whole: resumed, in two processes, its record, and the leak of a model that is not causal.
+"""A pre-training as a whole: resumed, in two processes, its record and its leak.
 
-Broken by: noise, order or moments that a resume draws again, a line of the log that is written twice, processes that
-take other rows than one does, counts of parameters with embeddings or idle experts, short
-prefixes that count as information from later tokens, a causal model with a leak.
+The leak is what a model that is not causal gains by later tokens.
+
+Broken by: noise, order or moments that a resume draws again, a line of the log that is written
+twice, processes that take other rows than one does, counts of parameters with embeddings or idle
+experts, short prefixes that count as information from later tokens, a causal model with a leak.
 """
 
 import json
@@ -62,7 +64,10 @@ WEIGHTS = (7102.1237, 0.00417524, -0.00018160, -0.0107005)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", first_fast(("bias", "olmoe", "word-hash", "word"), 2))
 def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path):
-    """Weights and log, with noise; it was stopped in the step after a checkpoint, and in the next one."""
+    """Weights and log are the same, even with noise.
+
+    The training was stopped in the step after a checkpoint, and then in the next step.
+    """
     settings = KINDS[kind] | SAVED
     whole = train(training_of(tmp_path / "whole", **settings))
     cut = training_of(tmp_path / "cut", **settings)
@@ -111,7 +116,10 @@ def two(tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_train_as_one_does(kind, two, tmp_path):
-    """One process takes two passes a step, two processes one each: the same rows, noise and mean losses."""
+    """One process takes two passes a step, each of two processes takes one.
+
+    Rows, noise and mean losses are the same.
+    """
     one = train(training_of(tmp_path, **KINDS[kind], **SHARED))
     ranks = [torch.load(two / kind / f"rank{rank}.pt") for rank in (0, 1)]
     assert_same(*ranks)
@@ -125,7 +133,10 @@ def test_two_processes_train_as_one_does(kind, two, tmp_path):
 
 
 def test_every_machine_begins_with_the_same_rows_and_weights():
-    """Those of model=toy-rules and seed 0. If they change, the numbers of docs/effects.md have to be measured again."""
+    """The rows and weights are those of model=toy-rules and seed 0.
+
+    If they change, the numbers of docs/effects.md have to be measured again.
+    """
     recipe = yaml.safe_load((resource_folder("conf") / "model" / "toy-rules.yaml").read_text())[
         "recipe"
     ]
@@ -163,7 +174,10 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth():
 
 
 def test_the_steps_are_adamws_with_clipping_schedule_and_decay(tmp_path):
-    """By a plain loop: betas 0.9 and 0.95, clipped at norm 1, no decay of norms; from the seed's own first weights."""
+    """A plain loop from the seed's first weights ends in the same weights.
+
+    Its AdamW has betas 0.9 and 0.95, clips at norm 1 and does not decay norms.
+    """
     settings = {"backbone": "dense", "steps": 4, "warmup_ratio": 0.4}
     settings |= {"weight_decay": 0.5, "learning_rate": 0.02}
     training = training_of(tmp_path, count=5, seed=3, **settings)
@@ -235,7 +249,10 @@ def slowly(model, held_out, position):
 
 @pytest.mark.parametrize("most, positions", [(128, range(1, 9)), (3, (1, 4, 8))])
 def test_its_parts_are_those_of_passes_over_each_row_alone(most, positions, monkeypatch):
-    """At all targets of a row, or at evenly spaced ones, of three rows of four. Each target has a logit in each pass."""
+    """The targets are all of a row, or evenly spaced ones, of three rows of four.
+
+    Each target has a logit in each pass.
+    """
     monkeypatch.setattr(module, "POSITIONS", most)
     monkeypatch.setattr(module, "ROWS", 3)
     held_out, computed = rows(4, 9, seed=5), []

@@ -1,8 +1,10 @@
-"""Samplers, pruners and databases of Optuna: tuning.sampler, tuning.pruner, tuning.storage, tuning.timeout.
+"""Samplers, pruners and databases of Optuna.
 
-Broken by: a sampler whose choices depend on where a study was interrupted, one that is refused without a reason or
-imports code from anywhere, a pruner that is never asked, two machines that compute one trial, a trial that stays lost, a
-password in a file, a study without end.
+The keys are tuning.sampler, tuning.pruner, tuning.storage and tuning.timeout.
+
+Broken by: a sampler whose choices depend on where a study was interrupted, one that is refused
+without a reason or imports code from anywhere, a pruner that is never asked, two machines that
+compute one trial, a trial that stays lost, a password in a file, a study without end.
 """
 
 import multiprocessing

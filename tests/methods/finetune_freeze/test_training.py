@@ -146,8 +146,13 @@ def test_routers_alone_are_trained_where_all_else_is_frozen(family, tmp_path, wa
     last = watch.states[-1]
     assert unchanged_names(first, last) == first.keys() - routers
 
-    weights = [own for name, own in plain.named_parameters() if name in routers and own.ndim > 1]
-    biases = [own for name, own in plain.named_parameters() if name in routers and own.ndim == 1]
+    weights = []
+    biases = []
+    for name, parameter in plain.named_parameters():
+        if name in routers and parameter.ndim > 1:
+            weights.append(parameter)
+        elif name in routers:
+            biases.append(parameter)
     decayed = {"params": weights, "weight_decay": 0.1}
     not_decayed = {"params": biases, "weight_decay": 0.0}  # as in transformers
     optimizer = torch.optim.AdamW([decayed, not_decayed])
@@ -162,8 +167,8 @@ def test_routers_alone_are_trained_where_all_else_is_frozen(family, tmp_path, wa
         plain(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_([*weights, *biases], 1.0)
         optimizer.step()
-    for name, own in plain.named_parameters():
-        assert torch.allclose(own, last[name], atol=1e-6), name
+    for name, parameter in plain.named_parameters():
+        assert torch.allclose(parameter, last[name], atol=1e-6), name
 
 
 @pytest.mark.parametrize("router", ["word", "expert"])

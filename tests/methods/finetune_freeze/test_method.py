@@ -353,8 +353,12 @@ def test_two_processes_train_and_evaluate(tmp_path, capsys):
 
 
 def test_the_papers_nine_schedules_have_their_halves():
+    expected = []
+    for first_half in ("N", "R", "E"):
+        for second_half in ("N", "R", "E"):
+            expected.append(f"{first_half}→{second_half}")
     labels = [label(phases_of(name)) for name in SCHEDULES]
-    assert sorted(labels) == sorted(["N→N", "N→R", "N→E", "R→N", "R→R", "R→E", "E→N", "E→R", "E→E"])
+    assert sorted(labels) == sorted(expected)
     assert phases_of("none-router") == (
         Phase(frozen=(), until=0.5),
         Phase(frozen=("router",), until=1.0),
@@ -409,7 +413,13 @@ def test_the_switch_is_at_half_of_the_steps_rounded_down():
     assert boundaries(phases, 7) == [3, 7]
     assert [phase_at([3, 7], step) for step in range(8)] == [0, 0, 0, 1, 1, 1, 1, 1]
     thirds = phases_of("none", [{"frozen": [], "until": share} for share in (0.1, 0.7, 1.0)])
-    assert boundaries(thirds, 10) == [1, 7, 10], "0.7 * 10 is below 7 in floating point"
+    assert boundaries(thirds, 10) == [1, 7, 10]
+
+
+def test_rounding_of_a_share_takes_no_step_away():
+    assert 0.29 * 100 < 29, "in floating point"
+    phases = phases_of("none", [{"frozen": [], "until": 0.29}, {"frozen": [], "until": 1.0}])
+    assert boundaries(phases, 100) == [29, 100]
 
 
 def test_the_rate_is_the_linear_one_of_transformers():

@@ -1,4 +1,6 @@
-"""MoE-Bench's designs, trained from scratch: a router that chooses for tokens, and one that chooses for words.
+"""MoE-Bench's designs, trained from scratch.
+
+One router chooses experts for tokens, the other one for words.
 
     python examples/pretrain.py
 
@@ -29,7 +31,10 @@ if code := main(["-m", "method=pretrain", "method.router=token,word", *SETTINGS]
 # %%
 print("""
 What to look at:
-- the loss on held-out rows, which are the same for both: designs are ranked by it. After 15 steps it says nothing.
+- the loss on held-out rows, which are the same for both: designs are ranked by it. After 15 steps
+  it says nothing.
 - accuracy near 0.25 is chance: every question has four answers.
-- outputs/models/.../training.json and figures/: the loss curve, and how evenly the experts were used.
-- docs/pretraining.md: the other routers, losses and backbones. `experiment=moe_bench/table3` compares them all.""")
+- outputs/models/.../training.json and figures/: the loss curve, and how evenly the experts were
+  used.
+- docs/pretraining.md: the other routers, losses and backbones. `experiment=moe_bench/table3`
+  compares them all.""")

@@ -1,6 +1,7 @@
 """The commands of docs/doors.md.
 
-Broken by: an example that is refused, a key that must be quoted, a page that is older than the code.
+Broken by: an example that is refused, a key that must be quoted, a page that is older than the
+code.
 """
 
 import re

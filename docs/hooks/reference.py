@@ -1,6 +1,7 @@
 """A hook of mkdocs: fills docs/reference.md with the docstrings of the public Python interface.
 
-The page lists every name of `moe_lab.__all__` and the classes of what these functions return and take.
+The page lists every name of `moe_lab.__all__`. It also lists the classes that these functions
+return and take.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _methods(found: type) -> Iterator[tuple[str, Any]]:
 
 
 def signature(shown: str, found: Any, bound: bool = False) -> str:
-    """A call as a block of Python, one argument on a line where it is long; the name alone of a property.
+    """A call as a block of Python. A long call has one argument on a line. A property is its name.
 
     Args:
         bound: whether the first parameter is the object.

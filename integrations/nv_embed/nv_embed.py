@@ -1,7 +1,9 @@
-"""The vectors of NV-Embed-v2 for `method.embeddings=<file>`: all questions and references of an experiment or a grid.
+"""The vectors of NV-Embed-v2 for `method.embeddings=<file>`.
 
-NV-Embed-v2 runs code from its own folder, with an older transformers than moe_lab's. So there are two steps, the second
-in an environment of the model's own, without moe_lab:
+The file has a vector of each question and reference of an experiment or a grid.
+
+NV-Embed-v2 runs code from its own folder, with an older transformers than moe_lab's. So there are
+two steps. The second runs in an environment of the model's own, without moe_lab:
 
     python integrations/nv_embed/nv_embed.py texts experiment=c3po/table1 scale=paper > texts.jsonl
 
@@ -10,14 +12,16 @@ in an environment of the model's own, without moe_lab:
 
 The experiment then takes the file:
 
-    python -m moe_lab experiment=c3po/table1 scale=paper method.embeddings=vectors/nv-embed-v2.safetensors
+    python -m moe_lab experiment=c3po/table1 scale=paper \
+        method.embeddings=vectors/nv-embed-v2.safetensors
 
-`texts` takes the overrides of a command of moe_lab and reads data, no weights. One file serves all experiments whose
-texts it has: experiment=all, or several names separated by commas.
+`texts` takes the overrides of a command of moe_lab and reads data, no weights. One file serves all
+experiments whose texts it has: experiment=all, or several names separated by commas.
 
-The versions, the maximum length, padding, end token and normalization are those of the model's card. A test question is
-a query, with an instruction; a reference is a passage, without one. The paper names no instruction. INSTRUCTION is the
-one by which the model's authors search for similar questions (Quora).
+The versions, the maximum length, padding, end token and normalization are those of the model's
+card. A test question is a query, with an instruction. A reference is a passage, without one. The
+paper names no instruction. INSTRUCTION is the one by which the model's authors search for similar
+questions (Quora).
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ BATCH_SIZE = 8
 def texts(overrides: list[str]) -> list[dict[str, Any]]:
     """{"text", "query"} of every text that a command compares; `query`: it is a test question.
 
-    Raises ConfigError or TaskError for a command without a method that reads embeddings, and for missing data.
+    Raises ConfigError or TaskError for a command without a method that reads embeddings, and for
+    missing data.
     """
     from moe_lab.errors import ConfigError
     from moe_lab.models.hub import go_offline
@@ -94,7 +99,7 @@ def _questions(config: Any) -> Iterator[str]:
 
 
 def _references(config: Any) -> Iterator[str]:
-    """The prompts of the reference documents. A run takes those that its model answers correctly."""
+    """The prompts of the reference documents. A run uses those that its model answers correctly."""
     from moe_lab.methods.references.documents import reference_documents
     from moe_lab.methods.references.questions import reference_questions
 
@@ -106,7 +111,11 @@ def _references(config: Any) -> Iterator[str]:
 
 
 def vectors(lines: list[dict[str, Any]], file: Path) -> None:
-    """Write `vectors` float32 [texts, 4096], of unit length, and `sha256` uint8 [texts, 32], of each text's UTF-8."""
+    """Write two tensors to the file.
+
+    `vectors`: float32 [texts, 4096], of unit length. `sha256`: uint8 [texts, 32], of each text's
+    UTF-8.
+    """
     import torch
     from safetensors.torch import save_file
     from sentence_transformers import SentenceTransformer

@@ -1,8 +1,11 @@
-"""What RoE costs inside vLLM and in moe_lab's own engine on a CPU, in seconds of the process: the numbers in README.md.
+"""What RoE costs on a CPU, inside vLLM and in moe_lab's own engine, in seconds of the process.
 
-    VLLM_USE_V2_MODEL_RUNNER=0 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1 \
+It prints the numbers in README.md.
+
+    export OMP_NUM_THREADS=1
+    VLLM_USE_V2_MODEL_RUNNER=0 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 \
         python -m integrations.vllm.benchmark none      # or clean, standard
-    OMP_NUM_THREADS=1 python -m integrations.vllm.benchmark moe_lab     # in moe_lab's own environment
+    python -m integrations.vllm.benchmark moe_lab       # in moe_lab's own environment
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ TEXTS, LENGTH, NEW = 64, 100, 64
 
 
 def prompts() -> list[list[int]]:
-    """Prompts of 100 tokens of the embedded model's world. No two have more than their first five tokens in common."""
+    """Prompts of 100 tokens of the embedded model's world.
+
+    No two have more than their first five tokens in common.
+    """
     known = json.loads(ANSWERS.read_text(encoding="utf-8"))["standard"]["prompts"]
     stream = [token for ids in known for token in ids]
     return [(stream[i * 20 :] + stream)[:LENGTH] for i in range(TEXTS)]
@@ -56,7 +62,8 @@ def by_vllm(cache: str) -> None:
 
         print(
             f"{cache}: {TEXTS} texts of {NEW} tokens {generate(TEXTS, texts):.2f} s, one text "
-            f"{generate(1, texts):.2f} s, scores of {TEXTS * (LENGTH - 1)} tokens {generate(TEXTS, scores):.2f} s"
+            f"{generate(1, texts):.2f} s, scores of {TEXTS * (LENGTH - 1)} tokens "
+            f"{generate(TEXTS, scores):.2f} s"
         )
 
 
@@ -95,7 +102,8 @@ def by_moe_lab() -> None:
             return seconds(run)
 
         print(
-            f"moe_lab, {cache}: {TEXTS} texts of {NEW} tokens {generate(TEXTS):.2f} s, one text {generate(1):.2f} s"
+            f"moe_lab, {cache}: {TEXTS} texts of {NEW} tokens {generate(TEXTS):.2f} s, "
+            f"one text {generate(1):.2f} s"
         )
 
 

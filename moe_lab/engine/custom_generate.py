@@ -248,7 +248,8 @@ class _PreparedDecoding(Decoding):
         if "scores" in self.prepared.kept:
             self._scores[step:] = [self.prepared.scores_at(step)]
             scores = tuple(self._scores)
-        stopped_B: Any = self.criteria(self.prepared.batch_ids(states), scores)  # type: ignore[arg-type]
+        ids = self.prepared.batch_ids(states)
+        stopped_B: Any = self.criteria(ids, scores)  # type: ignore[arg-type]
         ended = []
         for is_last, state in zip(super().ended(states), states, strict=True):
             ended.append(is_last or bool(stopped_B[state.index]))

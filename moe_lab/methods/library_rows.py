@@ -124,8 +124,8 @@ def check_arguments(key: str, given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}.{name} is not taken: {REFUSED[name]}.")
         if any(URL_WITH_PASSWORD.search(text) for text in _texts_of(given[name])):
             raise ConfigError(
-                f"{key}.{name} has a URL with a password, which would be in files and logs. Download "
-                "the file, and give its path."
+                f"{key}.{name} has a URL with a password, which would be in files and logs. "
+                "Download the file, and give its path."
             )
         if name not in known:
             raise ConfigError(

@@ -21,7 +21,9 @@ from transformers import (
 from transformers.integrations import (
     get_reporting_integration_callbacks,
 )
-from transformers.integrations import moe as _grouped_products  # noqa: F401 - registers grouped_mm_fallback
+
+# registers grouped_mm_fallback
+from transformers.integrations import moe as _grouped_products  # noqa: F401
 from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.config.progress import Progress
@@ -68,8 +70,10 @@ class Log(TrainerCallback):
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log at every checkpoint, and at a validation that may make one: a resumed training restarts
-        the mean of a line there, and logs the same lines."""
+        """Log at every checkpoint, and at a validation that may make one.
+
+        A resumed training restarts the mean of a line there, and logs the same lines.
+        """
         control.should_log |= control.should_save
         if args.load_best_model_at_end:
             control.should_log |= control.should_evaluate
@@ -308,8 +312,10 @@ class MoeTrainer(Trainer):
         return norm
 
     def _determine_best_metric(self, metrics: Any, trial: Any) -> bool:
-        """Whether the step is the best one so far. It then gets a checkpoint, from which its weights
-        are read at the end."""
+        """Whether the step is the best one so far. It then gets a checkpoint.
+
+        Its weights are read from there at the end.
+        """
         is_best = super()._determine_best_metric(metrics, trial)
         if is_best and self.args.load_best_model_at_end:
             self.control.should_save = True

@@ -23,6 +23,7 @@ PAGE = (
 _EVALUATION = "the validation loss is computed in passes of the training's size"
 _OWN_ROWS = "the rows of a training are made here: input_ids and labels"
 _RESUMING = "the same command continues from the last checkpoint"
+_FSDP = "start the command with accelerate launch --config_file conf/accelerate/fsdp.yaml"
 _PROCESSES = "the recipe says which process trains on which rows"
 REFUSED = {
     "accelerator_config": _PROCESSES,
@@ -44,8 +45,8 @@ REFUSED = {
     "eval_use_gather_object": _EVALUATION,
     "fp16": "a gradient that overflows ends the training. Use dtype=bfloat16",
     "fp16_full_eval": _EVALUATION,
-    "fsdp": "start the command with accelerate launch --config_file conf/accelerate/fsdp.yaml",
-    "fsdp_config": "start the command with accelerate launch --config_file conf/accelerate/fsdp.yaml",
+    "fsdp": _FSDP,
+    "fsdp_config": _FSDP,
     "greater_is_better": "the one validation metric is a loss",
     "hub_token": "a secret belongs in the environment: HF_TOKEN",
     "ignore_data_skip": f"{_RESUMING}, with the rows that are left",

@@ -1,6 +1,6 @@
 """`model.load={...}`: keywords of transformers' `from_pretrained`, under their own names.
 
-https://huggingface.co/docs/transformers/main_classes/model#transformers.PreTrainedModel.from_pretrained
+https://huggingface.co/docs/transformers/main_classes/model
 """
 
 from __future__ import annotations

@@ -275,8 +275,13 @@ FAMILIES = (
 UNSUPPORTED = {
     "deepseek_v4": "its first MoE layers choose experts by the token's id, without scores",
     "doge": "its experts are retrieved by product keys, without a router module",
-    "inkling_text": "its router weighs shared experts and chosen ones together, so the chosen cannot be changed alone",
-    "zaya": "each of its routers reads the state of the one before it, and one choice skips the experts",
+    "inkling_text": (
+        "its router weighs shared experts and chosen ones together, "
+        "so the chosen cannot be changed alone"
+    ),
+    "zaya": (
+        "each of its routers reads the state of the one before it, and one choice skips the experts"
+    ),
 }
 """Models of transformers whose experts no policy can change, by `model_type`, with the reason."""
 

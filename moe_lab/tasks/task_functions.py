@@ -44,8 +44,12 @@ def plain_questions(split: Any) -> Any:
 def plain_question(row: dict[str, Any]) -> dict[str, Any]:
     """A row of BIG-bench as question, texts of the options and index of the right one.
 
-    >>> row = {"inputs": "Q: Which is wet?\\nA. Fire\\nB. Rain\\nAnswer: ", "multiple_choice_targets": ["A", "B"]}
-    >>> plain_question(row | {"multiple_choice_scores": [0, 1]})
+    >>> row = {
+    ...     "inputs": "Q: Which is wet?\\nA. Fire\\nB. Rain\\nAnswer: ",
+    ...     "multiple_choice_targets": ["A", "B"],
+    ...     "multiple_choice_scores": [0, 1],
+    ... }
+    >>> plain_question(row)
     {'question': 'Q: Which is wet?', 'options': ['Fire', 'Rain'], 'gold': 1}
     """
     question = _ASKS.sub("", row["inputs"])

@@ -1,7 +1,7 @@
 """`lm_eval run --model moe_lab`, by the entry point that lm-eval reads from a later release on.
 
-Broken by: an entry point that names nothing, other numbers than `moe_lab.lm`, arguments of lm-eval's command that it does
-not take.
+Broken by: an entry point that names nothing, other numbers than `moe_lab.lm`, arguments of
+lm-eval's command that it does not take.
 """
 
 import tomllib

@@ -44,9 +44,9 @@ BESIDE = {
     "runs/planning/workload.py",
     *(f"config/{name}.py" for name in CONFIG),
 }
-"""The keys of model.load, the cache of tasks, edited modules of tasks, an import hook, what follows on the runs,
-where options of plug-ins are, how overrides are quoted, which keys are texts, what is printed
-where, which bars are hidden, which keys are a library's."""
+"""The keys of model.load, the cache of tasks, edited modules of tasks, an import hook, what follows
+on the runs, where options of plug-ins are, how overrides are quoted, which keys are texts, what is
+printed where, which bars are hidden, which keys are a library's."""
 
 
 def documented() -> set[str]:

@@ -1,9 +1,11 @@
-"""The files of `conf/` and `experiments/`, commented, composable and in step with the typed schema, the values it takes, and how
-overrides are composed.
+"""The files of `conf/` and `experiments/`, and how overrides are composed.
 
-Broken by: a key without a comment, an option that does not compose, a key that the schema does not have, a cell of one paper
-on another one's checkpoint of OLMoE; a cell that differs from what Hydra composes of its overrides, composing that changes what
-other threads read, an option of an installed plug-in that is not found.
+Each file is commented, composes, and is in step with the typed schema and its values.
+
+Broken by: a key without a comment, an option that does not compose, a key that the schema does not
+have, a cell of one paper on another one's checkpoint of OLMoE; a cell that differs from what Hydra
+composes of its overrides, composing that changes what other threads read, an option of an installed
+plug-in that is not found.
 """
 
 import dataclasses
@@ -43,17 +45,21 @@ for group in ("model", "task", "method"):
     FILES += sorted(EXAMPLES.rglob(f"conf/{group}/*.yaml"))
 EXPERIMENTS = sorted(resource_folder("experiments").rglob("*.yaml"))
 EXPERIMENTS += sorted(EXAMPLES.rglob("conf/experiments/*.yaml"))
-OPTIONS = [
-    " ".join(filter(None, options))
-    for options in zip_longest(
-        *(
-            [f"{group}={name}" for name in option_files(group, [CONF])]
-            for group in GROUPS
-            if group != "task"
-        )
-    )
-]
-"""Options of different groups, composed together: Hydra takes as long for five as for one."""
+
+
+def options_together() -> list[str]:
+    """Every option of every group but task; the first of each group together, and so on.
+
+    Hydra takes as long for five options of different groups as for one.
+    """
+    by_group = []
+    for group in GROUPS:
+        if group != "task":
+            by_group.append([f"{group}={name}" for name in option_files(group, [CONF])])
+    together = []
+    for options in zip_longest(*by_group):
+        together.append(" ".join(option for option in options if option is not None))
+    return together
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
@@ -64,11 +70,14 @@ def test_a_file_is_short_and_a_comment_stands_above_every_key(file):
     for number, line in enumerate(lines):
         if re.match(r"\s*(- )?[\w]+:( |$)", line) and not line.strip().startswith("- "):
             assert lines[number - 1].strip().startswith("#"), f"{file}, line {number + 1}: {line}"
+    if file.parent == CONF:
+        return
     values = yaml.load(text, Loader=LOADER)
-    keys = len(values) + sum(len(each) for each in values.values() if isinstance(each, dict))
-    assert file.parent == CONF or len(lines) <= max(40, 2 * keys + 1), (
-        "a comment and a line for each key"
-    )
+    keys = len(values)
+    for value in values.values():
+        if isinstance(value, dict):
+            keys += len(value)
+    assert len(lines) <= max(40, 2 * keys + 1), "a comment and a line for each key"
 
 
 @pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
@@ -86,25 +95,29 @@ def unchanged(router, routing):
     return routing
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", options_together())
 def test_every_option_composes(options):
-    policy = f"method.policy={__file__}:unchanged"
-    [cell] = compose([*options.split(), *([policy] if "method=policy" in options else [])])
+    overrides = options.split()
+    is_policy = "method=policy" in overrides
+    if is_policy:
+        overrides.append(f"method.policy={__file__}:unchanged")
+    [cell] = compose(overrides)
     config = to_config(cell)
-    assert all(
-        getattr(config, group).name == name
-        for group, name in (each.split("=") for each in options.split())
-    )
-    own = get_method(config.method.name).Config
-    assert "policy" in options or config.method == own(name=config.method.name), (
-        "the defaults in Python"
-    )
+    for option in options.split():
+        group, name = option.split("=")
+        assert getattr(config, group).name == name
+    if not is_policy:
+        name = config.method.name
+        defaults_in_python = get_method(name).Config(name=name)
+        assert config.method == defaults_in_python
 
 
 @pytest.mark.parametrize("name", option_files("task", [CONF]))
 def test_a_tasks_yaml_has_keys_of_the_schema(name):
     values = yaml.load((CONF / "task" / f"{name}.yaml").read_text(encoding="utf-8"), Loader=LOADER)
-    build(TaskConfig, values | ({"name": "piqa"} if name == "lm_eval" else {}), "task.")
+    if name == "lm_eval":
+        values["name"] = "piqa"
+    build(TaskConfig, values, "task.")
 
 
 @pytest.mark.parametrize("name", option_files("method", [CONF]))
@@ -154,7 +167,15 @@ def test_usual_values_need_no_quotes_and_are_recorded():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
-    ["/tmp/ü x/ö", "/a (b)/c=d", "it's here/ä", "模型/x", "C:/a b", "~/x#1;2", "/plain/a-b_c.d"],
+    [
+        "/tmp/ü x/ö",
+        "/a (b)/c=d",
+        "it's here/ä",
+        "模型/x",
+        "C:/a b",
+        "~/x#1;2",
+        "/plain/a-b_c.d",
+    ],
 )
 def test_paths_need_no_quotes(path):
     home = os.path.expanduser
@@ -169,7 +190,7 @@ def test_paths_need_no_quotes(path):
 
 def test_paths_that_are_quoted_or_for_hydra_stay_as_they_are():
     assert config_of("output_dir='/tmp/ü, x'").output_dir == "/tmp/ü, x"
-    assert config_of("output_dir=${device}/ü x".replace("ü", "u")).output_dir == "auto/u x"
+    assert config_of("output_dir=${device}/u x").output_dir == "auto/u x"
     cells = compose(["-m", "model.path=/a b/ü,/c"])
     assert [to_config(cell).model.path for cell in cells] == ["/a b/ü", "/c"]
     assert config_of("method=finetune-freeze", "method.dataset=/a b/ü").method.dataset == "/a b/ü"
@@ -190,7 +211,8 @@ def test_paths_that_are_quoted_or_for_hydra_stay_as_they_are():
 )
 def test_values_are_taken_as_their_annotation_wants(value, annotation, expected):
     result = coerce(value, annotation, "key")
-    assert result == expected and type(result) is type(expected)
+    assert result == expected
+    assert type(result) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +243,8 @@ def options_in(text: str) -> set[str]:
 def test_every_cell_takes_its_papers_checkpoint(paper):
     option, repository = OF_PAPER[paper]
     conf = yaml.safe_load((CONF / "model" / f"{option}.yaml").read_text(encoding="utf-8"))
-    assert (conf["name"], conf["path"]) == (option, f"allenai/{repository}")
+    assert conf["name"] == option
+    assert conf["path"] == f"allenai/{repository}"
     named = 0
     for file in sorted((resource_folder("experiments") / paper).glob("*.yaml")):
         text = file.read_text(encoding="utf-8")
@@ -248,8 +271,11 @@ def test_fine_tuning_at_paper_scale_keeps_its_moments_in_float32():
     """MoE-Bench's appendix B.4 names bf16 and ZeRO-3, and no optimizer with other roundings."""
     for name in ("table4", "table9", "figure6", "c2r_finetuning"):
         methods = [cell["method"] for cell in cells_at_paper_scale(f"moe_bench/{name}")]
-        tuned = [method for method in methods if method["name"] == "finetune-freeze"]
-        assert tuned and {method["optimizer"] for method in tuned} == {"adamw_torch"}
+        optimizers = set()
+        for method in methods:
+            if method["name"] == "finetune-freeze":
+                optimizers.add(method["optimizer"])
+        assert optimizers == {"adamw_torch"}, name
 
 
 # Composing
@@ -281,9 +307,8 @@ def test_a_cell_is_what_hydra_composes(overrides, monkeypatch):
     expected = by_hydra(overrides, monkeypatch)
     assert compose_cell(overrides, []) == expected
     cells_module._with_option.cache_clear()
-    assert compose(overrides) == compose(overrides) == [expected], (
-        "also the second command of a process"
-    )
+    for command in ("first", "second"):
+        assert compose(overrides) == [expected], f"the {command} command of a process"
 
 
 @pytest.mark.slow
@@ -291,7 +316,7 @@ def test_the_cells_of_all_experiments_are_what_hydra_composes(monkeypatch):
     distinct_cells = set()
     for experiment in find_experiments("all", []):
         for scale in experiment.scales.values():
-            distinct_cells |= {tuple(cell) for cell in scale.overrides()}
+            distinct_cells.update(tuple(cell) for cell in scale.overrides())
     for cell in sorted(distinct_cells)[::60]:
         overrides = list(cell)
         assert compose_cell(overrides, []) == by_hydra(overrides, monkeypatch), cell
@@ -301,32 +326,37 @@ def test_an_option_that_includes_another_is_composed_by_hydra(tmp_path):
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "mine.yaml").write_text("defaults: [gsm8k, _self_]\nmetric: acc,none\n")
     cell = compose_cell(["task=mine", "seed=2"], [str(tmp_path)])
-    assert cell.values["task"]["name"] == "gsm8k" and cell.values["task"]["metric"] == "acc,none"
+    assert cell.values["task"]["name"] == "gsm8k"
+    assert cell.values["task"]["metric"] == "acc,none"
 
 
 @pytest.mark.parametrize("overrides", [["method.nn=3"], ["seed=1,2"], ["task=gsm"], ["seed={a: 1"]])
 def test_errors_are_hydras(overrides, monkeypatch):
     with pytest.raises(Exception) as expected:
         by_hydra(overrides, monkeypatch)
-    for composed in (lambda: compose_cell(overrides, []), lambda: compose(overrides)):
-        with pytest.raises(type(expected.value)) as raised:
-            composed()
-        assert str(raised.value) == str(expected.value)
+    with pytest.raises(type(expected.value)) as raised:
+        compose_cell(overrides, [])
+    assert str(raised.value) == str(expected.value)
+    with pytest.raises(type(expected.value)) as raised:
+        compose(overrides)
+    assert str(raised.value) == str(expected.value)
 
 
 def test_hydra_composes_the_defaults_and_each_option_once(monkeypatch):
     """A paper's tables have thousands of cells, and Hydra takes a tenth of a second for each."""
     loaded: list[list[str]] = []
     load = Source.load
+
+    def record(self: Source, names: list[str]):
+        loaded.append(names)
+        return load(self, names)
+
     cells_module._with_option.cache_clear()
-    monkeypatch.setattr(
-        Source, "load", lambda self, names: loaded.append(names) or load(self, names)
-    )
+    monkeypatch.setattr(Source, "load", record)
     for model in ("olmoe", "mixtral"):
         for seed in range(5):
-            compose_cell(
-                [f"model={model}", "task=gsm8k", f"seed={seed}", "method.n=2", "model=tiny"], []
-            )
+            overrides = [f"model={model}", "task=gsm8k", f"seed={seed}", "method.n=2", "model=tiny"]
+            compose_cell(overrides, [])
     assert loaded == [[], ["model=tiny"], ["task=gsm8k"]]
 
 
@@ -338,32 +368,32 @@ def test_a_config_dir_adds_options_which_are_read_again_where_they_changed_since
         (tmp_path / "model" / "mine.yaml").write_text(f"name: mine\npath: {path}\n")
         grid = compose(["--config-dir", str(tmp_path), "-m", "model=mine", "seed=1,2"])
         assert [cell.values["model"]["path"] for cell in grid] == [path, path]
-    again = to_config(compose_cell(["model=mine"], grid[0].config_dirs))
-    assert (again.model.path, again.config_dirs) == ("two", [str(tmp_path)]), (
-        "experiments see it, too"
-    )
+    # experiments see it, too
+    config = to_config(compose_cell(["model=mine"], grid[0].config_dirs))
+    assert config.model.path == "two"
+    assert config.config_dirs == [str(tmp_path)]
 
 
 def test_threads_compose_at_once_and_touch_neither_argv_nor_the_environment(monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("the environment and the working folder are shared with other threads")
 
+    def seeds_of_grid(seed: int) -> list[int]:
+        cells = compose(["-m", f"seed={seed},7", "model=tiny"])
+        return [cell.values["seed"] for cell in cells]
+
     with monkeypatch.context() as patch, ThreadPoolExecutor(3) as pool:
         patch.setattr(sys, "argv", ("notebook",))
         for name in ("putenv", "unsetenv", "chdir"):
             patch.setattr(os, name, refuse)
-        grids = list(
-            pool.map(lambda seed: compose(["-m", f"seed={seed},7", "model=tiny"]), range(3))
-        )
+        seeds = list(pool.map(seeds_of_grid, range(3)))
         assert sys.argv == ("notebook",)
-    assert [[cell.values["seed"] for cell in grid] for grid in grids] == [
-        [seed, 7] for seed in range(3)
-    ]
+    assert seeds == [[0, 7], [1, 7], [2, 7]]
 
 
 @pytest.fixture
-def own(tmp_path):
-    """A folder with a group `experiment`."""
+def config_dir(tmp_path):
+    """The option for a folder with a group `experiment`."""
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "quick.yaml").write_text(
         "# @package _global_\nlimit: 2\nmethod: {n: 4}\n"
@@ -371,22 +401,27 @@ def own(tmp_path):
     return ["--config-dir", str(tmp_path)]
 
 
-def test_an_added_group_is_hydras_and_overrides_apply(own):
-    [cell] = compose([*own, "+experiment=quick", "method.n=8"])
-    assert cell.values["method"]["n"] == 8 and cell.values["limit"] == 2 and cell.method_keys == []
+def test_an_added_group_is_hydras_and_overrides_apply(config_dir):
+    [cell] = compose([*config_dir, "+experiment=quick", "method.n=8"])
+    assert cell.values["method"]["n"] == 8
+    assert cell.values["limit"] == 2
+    assert cell.method_keys == []
     with pytest.raises(HydraException, match="nonsense"):
-        compose([*own, "+experiment=quick", "method.nonsense=8"])
+        compose([*config_dir, "+experiment=quick", "method.nonsense=8"])
 
 
 def test_the_cells_of_a_grid_are_in_order():
     cells = compose(["-m", "method=choice(base,icl)", "seed=0,1"])
     assert [cell.values["method"]["name"] for cell in cells] == ["base", "base", "icl", "icl"]
-    assert [" ".join(cell.overrides) for cell in cells] == [
-        f"method={method} seed={seed}" for method in ("base", "icl") for seed in (0, 1)
+    assert [cell.overrides for cell in cells] == [
+        ["method=base", "seed=0"],
+        ["method=base", "seed=1"],
+        ["method=icl", "seed=0"],
+        ["method=icl", "seed=1"],
     ]
     cells = compose(["-m", "method=choice(c3po, icl)", "method.k=5"])
     methods = [cell.values["method"] for cell in cells]
-    assert [(one["name"], one["k"]) for one in methods] == [("c3po", 5), ("icl", 5)]
+    assert [(method["name"], method["k"]) for method in methods] == [("c3po", 5), ("icl", 5)]
 
 
 def test_hydra_in_a_script_of_ones_own_composes_the_same():
@@ -419,7 +454,8 @@ def test_an_installed_option_is_composed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert plugin_folders() == [tmp_path / "warmer" / "conf"]
     (cell,) = compose(["method=warmer", "method.degrees=4"])
-    assert cell.values["method"] == {"name": "warmer", "degrees": 4} and cell.config_dirs == []
+    assert cell.values["method"] == {"name": "warmer", "degrees": 4}
+    assert cell.config_dirs == []
     assert compose_cell(["method=warmer"], []).values["method"]["degrees"] == 3
     assert compose_cell(["method=warmer"], [str(tmp_path)]).values["method"]["degrees"] == 3
     typed = ["method=roe", "method.temperature=1e-2", "model.revision=5e2"]

@@ -1,4 +1,7 @@
-"""Breaks if a path that a user gives keeps a `~`, which a shell leaves as it is in `output_dir=~/x`."""
+"""`~` in paths that a user gives. A shell leaves it as it is in `output_dir=~/x`.
+
+Broken by: a path that keeps a `~`.
+"""
 
 import re
 from dataclasses import fields
@@ -63,14 +66,16 @@ NO_PATHS = {
         "reference",
     ),
     "b",  # several, which `moe_lab.compare` expands
-    *("positive", "negative"),  # sets of conversations, which `data_files.py` expands
+    "positive",  # sets of conversations, which `data_files.py` expands
+    "negative",
 }
 
 
 @pytest.fixture
 def home(monkeypatch, tmp_path) -> Path:
     """The home folder, which is not the working folder."""
-    folder, working = tmp_path / "home", tmp_path / "working"
+    folder = tmp_path / "home"
+    working = tmp_path / "working"
     folder.mkdir()
     working.mkdir()
     monkeypatch.setenv("HOME", str(folder))
@@ -83,21 +88,19 @@ def test_every_key_with_a_text_is_a_path_or_named_as_none(prefix, home):
     cls = CLASSES[prefix]
     for field in fields(cls):
         annotation = hints_of(cls, include_extras=True)[field.name]
-        if (
-            not re.search(r"\bstr\b", repr(annotation))
-            or field.name in NO_PATHS
-            or "Literal" in repr(annotation)
-            or annotation == dict[str, Any]  # keys of a library
-        ):
+        has_text = re.search(r"\bstr\b", repr(annotation)) is not None
+        is_choice = "Literal" in repr(annotation)
+        has_keys_of_a_library = annotation == dict[str, Any]
+        if not has_text or is_choice or has_keys_of_a_library or field.name in NO_PATHS:
             continue
         assert UserPath in alternatives(annotation), f"{prefix}{field.name}"
 
 
 def test_the_home_folder_takes_the_place_of_the_tilde(home):
-    config = build(
-        Config, {"output_dir": "~/x", "data_dir": "~", "a": None, "system_instruction": "~/x"}, ""
-    )
-    assert (config.output_dir, config.data_dir) == (f"{home}/x", str(home))
+    values = {"output_dir": "~/x", "data_dir": "~", "a": None, "system_instruction": "~/x"}
+    config = build(Config, values, "")
+    assert config.output_dir == f"{home}/x"
+    assert config.data_dir == str(home)
     assert config.system_instruction == "~/x"
 
 
@@ -107,36 +110,44 @@ def test_every_path_of_a_command(home, capsys, monkeypatch):
     (home / "own" / "model" / "mine.yaml").write_text("# mine\nname: tiny\n")
     (home / "data").mkdir()
     (home / "idea.py").write_text("def f(router, routing):\n    return routing\n")
-    argv = ["--config-dir", "~/own", "model=mine", "output_dir=~/out", "data_dir=~/data"]
-    argv += [
+    ended = run_command(
+        capsys,
+        "--config-dir",
+        "~/own",
+        "model=mine",
+        "output_dir=~/out",
+        "data_dir=~/data",
         "method=policy",
         "method.policy=~/idea.py:f",
         "baseline=false",
         "task.include_path=~/tasks",
-    ]
-    assert run_command(capsys, *argv).code == 0
-    [config] = runs.asked
-    assert config.output_dir == f"{home}/out" and config.data_dir == f"{home}/data"
-    assert (
-        config.method.policy == f"{home}/idea.py:f" and config.task.include_path == f"{home}/tasks"
     )
-    assert not list(Path().iterdir()) and (home / "out" / "report.html").is_file()
+    assert ended.code == 0, ended.err
+    [config] = runs.asked
+    assert config.output_dir == f"{home}/out"
+    assert config.data_dir == f"{home}/data"
+    assert config.method.policy == f"{home}/idea.py:f"
+    assert config.task.include_path == f"{home}/tasks"
+    assert list(Path().iterdir()) == []
+    assert (home / "out" / "report.html").is_file()
 
 
 def test_a_profile_and_a_comparison(home, capsys):
-    for name, right in (("mine", [0.0, 0.0, 1.0]), ("theirs", [1.0, 1.0, 0.0])):
-        write_log(home / name, {"t": samples_of(acc=right)})
-    ended = run_command(capsys, "mode=compare", "a=~/mine", "b=~/theirs", "output_dir=~/out")
-    assert ended.code == 0 and len(list(home.glob("out/comparisons/*/comparison.json"))) == 1
-    moe_lab.compare("~/mine", "~/theirs", output_dir="~/again")
-    assert (home / "again" / "comparisons").is_dir() and not list(Path().iterdir())
+    write_log(home / "a", {"t": samples_of(acc=[0.0, 0.0, 1.0])})
+    write_log(home / "b", {"t": samples_of(acc=[1.0, 1.0, 0.0])})
+    ended = run_command(capsys, "mode=compare", "a=~/a", "b=~/b", "output_dir=~/out")
+    assert ended.code == 0, ended.err
+    assert len(list(home.glob("out/comparisons/*/comparison.json"))) == 1
+    moe_lab.compare("~/a", "~/b", output_dir="~/again")
+    assert (home / "again" / "comparisons").is_dir()
+    assert list(Path().iterdir()) == []
+
     (home / "best.yaml").write_text(yaml.safe_dump({"wrong": 1}))
-    for key in ("method.temperature", "method.logit_scale"):
-        method = "roe" if key.endswith("temperature") else "calibration"
-        ended = run_command(
-            capsys, f"method={method}", f"{key}=~/best.yaml", "mode=plan", "task=toy_math"
-        )
-        assert ended.code == 2 and "wrong" in ended.err, "it is read"
+    for method, key in (("roe", "temperature"), ("calibration", "logit_scale")):
+        profile = f"method.{key}=~/best.yaml"
+        ended = run_command(capsys, f"method={method}", profile, "mode=plan", "task=toy_math")
+        assert ended.code == 2
+        assert "wrong" in ended.err, "the file is read"
 
 
 @pytest.mark.slow
@@ -144,5 +155,6 @@ def test_a_run_is_stored_at_home(home, capsys):
     ended = run_command(
         capsys, "method=base", "model=tiny", "task=toy_choice", "limit=2", "output_dir=~/x"
     )
-    assert ended.code == 0 and len(list(home.glob("x/runs/*/results.json"))) == 1
+    assert ended.code == 0, ended.err
+    assert len(list(home.glob("x/runs/*/results.json"))) == 1
     assert not list(Path().iterdir())

@@ -1,5 +1,7 @@
-"""Breaks when a log stays empty for minutes, a line or bar does not say what it is about, an escape sequence is sent, or a name
-begins a line.
+"""Lines of progress in a log, and bars in a terminal.
+
+Broken by: a log that stays empty for minutes, a line or bar that does not say what it is about, an
+escape sequence in a log, a name that begins a line.
 """
 
 import io
@@ -25,12 +27,13 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for(capsys: pytest.CaptureFixture[str], lines: int) -> list[str]:
-    """What stood on stderr once it had that many lines."""
-    seen, end = "", time.monotonic() + 5
-    while seen.count("\n") < lines and time.monotonic() < end:
+    """The lines on stderr once there are that many, or after 5 seconds."""
+    text = ""
+    end = time.monotonic() + 5
+    while text.count("\n") < lines and time.monotonic() < end:
         time.sleep(0.01)
-        seen += capsys.readouterr().err
-    return seen.splitlines()
+        text += capsys.readouterr().err
+    return text.splitlines()
 
 
 def test_without_a_terminal_lines_come_by_themselves(often, capsys):
@@ -48,7 +51,8 @@ def test_without_a_terminal_lines_come_by_themselves(often, capsys):
     assert later[-1].startswith(
         "tiny-roe-toy_math-01234567: generate_until, 2000 of 4000 requests, loss=2.500, 00:0"
     )
-    assert later[-1].endswith(" left") and "\r" not in "".join(later)
+    assert later[-1].endswith(" left")
+    assert "\r" not in "".join(later)
     last = capsys.readouterr().err.splitlines()
     assert last[-1].endswith("4000 of 4000 requests, loss=2.500, 00:00 left")
     time.sleep(0.05)
@@ -103,7 +107,8 @@ def test_bars_of_libraries_are_hidden_where_there_is_no_terminal(capsys, monkeyp
 
     monkeypatch.delenv("TQDM_DISABLE", raising=False)
     with bars_of_libraries_hidden():
-        assert list(tqdm([1, 2])) == [1, 2] and capsys.readouterr().err == ""
+        assert list(tqdm([1, 2])) == [1, 2]
+        assert capsys.readouterr().err == ""
         list(tqdm([1, 2], disable=False))
     assert "2/2" in capsys.readouterr().err, "a bar that is asked for is shown"
     list(tqdm([1, 2]))
@@ -153,4 +158,5 @@ def test_errors_and_warnings_are_printed_without_passwords_and_control_character
     WarningsOnce().emit(logging.LogRecord("x", logging.WARNING, "x", 1, hostile, (), None))
     err = capsys.readouterr().err
     assert err.count(r"https://...@hub.example/x \x1b[31mred") == 3
-    assert "secret" not in err and "\x1b" not in err
+    assert "secret" not in err
+    assert "\x1b" not in err

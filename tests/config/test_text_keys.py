@@ -45,7 +45,10 @@ class TextKey(NamedTuple):
         return any(get_origin(choice) is list for choice in alternatives(self.annotation))
 
     def texts(self, candidates: list[str]) -> list[str]:
-        """Those that are texts for this key: one that is also a switch takes true and yes as that."""
+        """The candidates that are texts for this key.
+
+        A key that is also a switch takes true, yes and off as switches.
+        """
         if bool not in alternatives(self.annotation):
             return candidates
         return [text for text in candidates if text.lower() not in ("true", "yes", "off")]

@@ -1,7 +1,7 @@
 """The model provider of inspect_ai, in an environment of its own (`make test-inspect`).
 
-Broken by: an entry point that names nothing, other texts than the method's own, chats that get each other's answers, a
-setting that does nothing.
+Broken by: an entry point that names nothing, other texts than the method's own, chats that get each
+other's answers, a setting that does nothing.
 """
 
 import pytest

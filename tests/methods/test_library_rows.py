@@ -1,7 +1,8 @@
 """`method.dataset.path=...`: data that `datasets.load_dataset` reads.
 
-Broken by: a file that is read otherwise than its ending says, rows in another order, an argument that does nothing,
-two data sets with one id, a secret that is taken, a run that starts without data.
+Broken by: a file that is read otherwise than its ending says, rows in another order, an argument
+that does nothing, two data sets with one id, a secret that is taken, a run that starts without
+data.
 """
 
 import bz2

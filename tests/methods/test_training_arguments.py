@@ -1,8 +1,9 @@
 """`method.trainer`: fields of transformers' TrainingArguments.
 
-Broken by: a field that arrives and does nothing, a field that is neither taken nor refused, a training that differs from
-that of the plain Trainer with the same fields, two spellings of one setting with two ids, a field of logging in the
-recipe, a resumed training that has forgotten how long the validation loss has not fallen.
+Broken by: a field that arrives and does nothing, a field that is neither taken nor refused, a
+training that differs from that of the plain Trainer with the same fields, two spellings of one
+setting with two ids, a field of logging in the recipe, a resumed training that has forgotten how
+long the validation loss has not fallen.
 """
 
 import json
@@ -94,7 +95,10 @@ VALUES: dict[str, Any] = {
     "warmup_steps": 5.0,
     "weight_decay": 0.2,
 }
-"""A value of every field that some method takes and that is no other name of one; `bf16` is a key of the run."""
+"""A value of every field that some method takes and that is no second name of a key of the method.
+
+`bf16` is a key of the run.
+"""
 UPLOAD = {"push_to_hub": True}
 REPORT = {"report_to": "wandb"}
 TOGETHER: dict[str, dict[str, Any]] = {
@@ -127,7 +131,9 @@ def refused_by(method: type[TrainerConfig]) -> set[str]:
 
 def test_every_field_of_transformers_is_taken_or_refused_with_a_reason():
     known = {field.name for field in fields(TrainingArguments)}
-    of_methods = {name for method in METHODS for name in method.refused_fields}
+    of_methods = set()
+    for method in METHODS:
+        of_methods.update(method.refused_fields)
     assert set(VALUES) | set(REFUSED) | set(ALIASES) | {"bf16"} == known
     assert not set(VALUES) & set(REFUSED)
     assert of_methods <= set(VALUES)
@@ -323,11 +329,15 @@ def test_a_training_is_that_of_the_plain_trainer(name, tmp_path):
     for key, tensor in trained.state_dict().items():
         torch.testing.assert_close(tensor, expected[key], atol=2e-6, rtol=1e-5, msg=key)
     before = small_model("olmoe").state_dict()
-    assert any(not torch.equal(tensor, before[key]) for key, tensor in expected.items())
+    changed = [key for key, tensor in expected.items() if not torch.equal(tensor, before[key])]
+    assert changed != []
 
 
 def test_a_schedule_multiplies_the_rates_of_phases_and_routers(tmp_path):
-    """Adam's steps are the learning rate in every entry with a gradient: constant here, without warm-up."""
+    """Adam's steps are the learning rate in every entry with a gradient.
+
+    The schedule is constant, without warm-up.
+    """
     before = small_model("olmoe")
     after = deepcopy(before)
     train(
@@ -340,12 +350,14 @@ def test_a_schedule_multiplies_the_rates_of_phases_and_routers(tmp_path):
         phases=[{"lr": 1e-4}],
         trainer={"lr_scheduler_type": "constant"},
     )
-    changes = {}
-    for name in ("mlp.gate.weight", "mlp.experts.down_proj"):
-        key = f"model.layers.1.{name}"
-        changes[name] = (after.state_dict()[key] - before.state_dict()[key]).abs().max().item()
-    assert changes["mlp.gate.weight"] == pytest.approx(1e-5, rel=0.05)
-    assert changes["mlp.experts.down_proj"] == pytest.approx(1e-4, rel=0.05)
+
+    def largest_change(name: str) -> float:
+        return (after.state_dict()[name] - before.state_dict()[name]).abs().max().item()
+
+    router_change = largest_change("model.layers.1.mlp.gate.weight")
+    expert_change = largest_change("model.layers.1.mlp.experts.down_proj")
+    assert router_change == pytest.approx(1e-5, rel=0.05)
+    assert expert_change == pytest.approx(1e-4, rel=0.05)
 
 
 def log_of(folder: Path) -> list[dict[str, Any]]:
@@ -382,13 +394,18 @@ def test_fields_of_checkpoints_act(tmp_path):
 
 def order_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **trainer: Any) -> list[int]:
     """The rows in the order of a training of one epoch."""
-    seen: list[int] = []
-    plain = Rows.__getitem__
+    numbers: list[int] = []
+    getitem = Rows.__getitem__
+
+    def record(self: Rows, number: int) -> Any:
+        numbers.append(number)
+        return getitem(self, number)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Rows, "__getitem__", lambda self, n: seen.append(n) or plain(self, n))
+        patch.setattr(Rows, "__getitem__", record)
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         train(deepcopy(small_model("olmoe")), folder, count=24, trainer=trainer)
-    return seen[-24:]
+    return numbers[-24:]
 
 
 def equal_pairs(order: list[int]) -> int:
@@ -396,7 +413,8 @@ def equal_pairs(order: list[int]) -> int:
     lengths = [len(row.ids) for row in rows(24)]
     count = 0
     for first, second in zip(order[::2], order[1::2], strict=True):
-        count += lengths[first] == lengths[second]
+        if lengths[first] == lengths[second]:
+            count += 1
     return count
 
 
@@ -446,7 +464,11 @@ def test_it_stops_where_the_validation_loss_has_not_fallen(tmp_path):
     expected = []
     for loss in whole:
         expected.append(loss)
-        waited = 0 if loss < best or len(expected) == 1 else waited + 1
+        is_first = len(expected) == 1
+        if is_first or loss < best:
+            waited = 0
+        else:
+            waited += 1
         best = min(best, loss)
         if waited == 2:
             break
@@ -492,7 +514,8 @@ def test_the_best_step_of_the_validation_is_kept(save_steps, tmp_path):
     info = train(best_model, tmp_path / "best", **settings)
     losses = losses_of(info)
     best_step = losses.index(min(losses)) + 1
-    assert len(losses) == 12 and 0 < best_step < 12
+    assert len(losses) == 12
+    assert 0 < best_step < 12
     assert info["weights_of_step"] == best_step
     checkpoint = tmp_path / "best" / "checkpoints" / f"checkpoint-{best_step}"
     assert_same(best_model, own_checkpoint(checkpoint))

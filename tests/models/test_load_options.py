@@ -1,7 +1,7 @@
 """`model.load`: keywords of transformers' from_pretrained.
 
-Broken by: a keyword that is neither taken nor refused, one that opens the house, a quantized model whose routers are
-bypassed, two ways of loading with one id, a keyword that is lost.
+Broken by: a keyword that is neither taken nor refused, one that opens the house, a quantized model
+whose routers are bypassed, two ways of loading with one id, a keyword that is lost.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """`logger.init`: arguments of wandb.init.
 
-Broken by: an argument that is neither taken nor refused, a secret in a file, two spellings of one key, an argument that
-does not arrive.
+Broken by: an argument that is neither taken nor refused, a secret in a file, two spellings of one
+key, an argument that does not arrive.
 """
 
 from dataclasses import replace

@@ -9,7 +9,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 CODE = (
-    'def half(x):\n    """Half of x."""\n    return x / 2\n\n\ndef name():\n    return "é 你好"\n'
+    'def half(x):\n    """Half of x."""\n    return x / 2\n\n\n'  # a function with a docstring
+    'def name():\n    return "é 你好"\n'
 )
 PROSE = "Question: Ann has 3 apples and gets 4 more. How many?\nAnswer: 3 + 4 = 7 apples.\n#### 7\n"
 SPECIAL = ["<unk>", "<s>", "</s>"]

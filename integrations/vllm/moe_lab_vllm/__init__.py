@@ -1,6 +1,7 @@
-"""RoE (Roster of Experts) inside vLLM: a plug-in that registers model classes and checks engine arguments.
+"""RoE (Roster of Experts) inside vLLM: a plug-in of model classes and a check of arguments.
 
-vLLM calls `register` in each of its processes. An engine without `additional_config={"roe": ...}` runs as before.
+vLLM calls `register` in each of its processes. An engine without `additional_config={"roe": ...}`
+runs as before.
 """
 
 ARCHITECTURES = {

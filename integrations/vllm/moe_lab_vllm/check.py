@@ -19,7 +19,7 @@ SCHEDULER = "moe_lab_vllm.scheduler.SchedulerWithScratchBlocks"
 
 
 def checked(own: type[VerifyAndUpdateConfig] | None) -> type[VerifyAndUpdateConfig]:
-    """A configuration hook of vLLM: an architecture's own one, and then the check of this package."""
+    """A configuration hook of vLLM: the architecture's own one, then the check of this package."""
     if own is not None and issubclass(own, _Checked):
         return own
     return type("CheckedConfig", (_Checked, own or VerifyAndUpdateConfig), {})
@@ -45,7 +45,10 @@ def _problems(options: Options, config: Any) -> Iterator[str]:
     """Each as "what is given, and the remedy", the first one first."""
     model, parallel = config.model_config, config.parallel_config
     if not vllm.__version__.startswith(VERSION):
-        yield f"vLLM {vllm.__version__} is installed, and this package is made for {VERSION}*; install that version"
+        yield (
+            f"vLLM {vllm.__version__} is installed, and this package is made for {VERSION}*; "
+            "install that version"
+        )
     if model.architecture not in ARCHITECTURES:
         yield f"{model.architecture} has no rule here; it runs {', '.join(ARCHITECTURES)}"
     if config.use_v2_model_runner:
@@ -56,13 +59,18 @@ def _problems(options: Options, config: Any) -> Iterator[str]:
         if (size := getattr(parallel, f"{name}_parallel_size")) != 1:
             yield f"{name}_parallel_size={size} is not supported; set it to 1"
     if parallel.enable_expert_parallel or parallel.enable_eplb:
-        yield "expert parallelism is not supported; leave enable_expert_parallel and enable_eplb out"
+        yield (
+            "expert parallelism is not supported; leave enable_expert_parallel and enable_eplb out"
+        )
     if config.lora_config is not None:
         yield "LoRA is not supported; leave enable_lora out, or merge the adapter into the model"
     if config.speculative_config is not None:
         yield "speculative decoding is not supported; leave speculative_config out"
     if model.quantization is not None:
-        yield f"quantization={model.quantization} is not tested; use a checkpoint that is not quantized"
+        yield (
+            f"quantization={model.quantization} is not tested; "
+            "use a checkpoint that is not quantized"
+        )
     if config.cache_config.cache_dtype not in ("auto", "float32", "bfloat16", "float16"):
         yield f"kv_cache_dtype={config.cache_config.cache_dtype} is not tested; leave it out"
     if config.kv_transfer_config is not None:
@@ -75,6 +83,6 @@ def _problems(options: Options, config: Any) -> Iterator[str]:
         yield "async_scheduling=True is not tested; leave it out"
     if options.cache == "standard" and config.cache_config.enable_prefix_caching:
         yield (
-            "cache=standard does not allow prefix caching, because the keys and values of a sample depend on the whole "
-            "prompt; set enable_prefix_caching=False, or cache=clean"
+            "cache=standard does not allow prefix caching, because the keys and values of a sample "
+            "depend on the whole prompt; set enable_prefix_caching=False, or cache=clean"
         )

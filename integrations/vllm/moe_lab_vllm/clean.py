@@ -1,13 +1,14 @@
-"""RoE with the clean cache: vLLM's pass is that of the base model, and noisy samples run where it asks for logits.
+"""RoE with the clean cache. vLLM's pass is the base model's. Noisy samples run for its logits.
 
-`forward` runs the base model and keeps the input of the fork layer, the first layer with noise. `compute_logits` gets
-some rows of its output: the last token of each text, or all tokens of a prompt that is scored. From each of them n - 1
-noisy samples pass through the fork layer and all later ones. Each sample is a virtual request of one new token: it
-reads the blocks of its text, but its last block is a scratch block, a copy with the sample's own keys and values at
-the end. So the cache holds keys and values of the base model alone.
+`forward` runs the base model and keeps the input of the fork layer, the first layer with noise.
+`compute_logits` gets some rows of its output: the last token of each text, or all tokens of a
+prompt that is scored. From each of them n - 1 noisy samples pass through the fork layer and all
+later ones. Each sample is a virtual request of one new token. It reads the blocks of its text, but
+its last block is a scratch block: a copy with the sample's own keys and values at the end. So the
+cache holds keys and values of the base model alone.
 
-T = tokens of vLLM's pass, M = rows that need logits, n = samples, R = noisy samples of a chunk, D = hidden size,
-V = vocabulary.
+T = tokens of vLLM's pass, M = rows that need logits, n = samples, R = noisy samples of a chunk,
+D = hidden size, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from moe_lab_vllm.routers import NoisyRouters
 from moe_lab_vllm.scheduler import scratch_blocks
 
 BASE = 256
-"""Row numbers are written with two digits of this base, which every floating-point type holds exactly. So a pass has at
-most `check.MOST_TOKENS` rows."""
+"""Row numbers are written with two digits of this base. Every floating-point type holds them
+exactly. So a pass has at most `check.MOST_TOKENS` rows."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class CleanCache:
         self._fork_TD = hidden.clone() if residual is None else hidden + residual
 
     def forward(self, run: Callable[[], Tensor], positions: Tensor) -> Tensor:
-        """[T, D + 2]: the hidden states of vLLM's pass, and the number of each row in two more columns."""
+        """[T, D + 2]: the hidden states of vLLM's pass. Two more columns hold the row numbers."""
         with self.routers.noise(None):
             hidden_TD = run()
         context = get_forward_context()
@@ -143,7 +144,8 @@ class CleanCache:
         )
         hidden, residual = last.fork_TD[row_C].repeat_interleave(noisy, dim=0), None
         with in_context, self.routers.noise(tokens, self.routers.fork):
-            # vLLM counts MoE layers from the first decoder layer on; without its list, layers are found by name
+            # vLLM counts MoE layers from the first decoder layer on. Without its list, it finds
+            # layers by name.
             get_forward_context().all_moe_layers = None
             for layer in self.layers:
                 hidden, residual = layer(position_R, hidden, residual)
@@ -197,7 +199,8 @@ class CleanCache:
         specs = [attention.get_kv_cache_spec(self.vllm_config) for attention in self.attentions]
         if any(spec != specs[0] or type(spec) is not FullAttentionSpec for spec in specs):
             raise ValueError(
-                "RoE in vLLM: cache=clean needs full attention of the same size in all layers.\nUse cache=standard."
+                "RoE in vLLM: cache=clean needs full attention of the same size in all layers.\n"
+                "Use cache=standard."
             )
         names = [attention.layer_name for attention in self.attentions]
         backend = self.attentions[0].get_attn_backend()

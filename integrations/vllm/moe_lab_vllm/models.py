@@ -1,4 +1,7 @@
-"""The model classes of vLLM with RoE. Without `additional_config={"roe": ...}` they are vLLM's own."""
+"""The model classes of vLLM with RoE.
+
+Without `additional_config={"roe": ...}` they run as vLLM's own classes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ class _RoE:
         self.roe: CleanCache | StandardCache | None = None
         if options is not None:
             cache = CleanCache if options.cache == "clean" else StandardCache
-            self.roe = cache(self, super().compute_logits, options, vllm_config)  # type: ignore[misc]
+            compute_logits = super().compute_logits  # type: ignore[misc]
+            self.roe = cache(self, compute_logits, options, vllm_config)
             logger.info("RoE: %s, temperatures %s", options, self.roe.routers.temperatures)
 
     def forward(
@@ -37,12 +41,14 @@ class _RoE:
         intermediate_tensors: Any = None,
         inputs_embeds: Tensor | None = None,
     ) -> Any:
-        run = partial(super().forward, input_ids, positions, intermediate_tensors, inputs_embeds)  # type: ignore[misc]
+        forward = super().forward  # type: ignore[misc]
+        run = partial(forward, input_ids, positions, intermediate_tensors, inputs_embeds)
         return run() if self.roe is None else self.roe.forward(run, positions)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        compute = super().compute_logits if self.roe is None else self.roe.compute_logits  # type: ignore[misc]
-        return compute(hidden_states)
+        if self.roe is not None:
+            return self.roe.compute_logits(hidden_states)
+        return super().compute_logits(hidden_states)  # type: ignore[misc]
 
 
 class RoEMixtral(_RoE, MixtralForCausalLM):

@@ -16,9 +16,12 @@ class Options:
     n: int = 32
     """Routing samples of each token; sample 0 has no noise."""
     temperature: float | Sequence[float] = 0.1
-    """A number: for all MoE layers but the first and the last one. A list: one for each MoE layer."""
+    """A number: for all MoE layers but the first and the last. A list: one for each MoE layer."""
     cache: str = "clean"
-    """What samples attend to: "clean", one history without noise for all; "standard", each its own."""
+    """What samples attend to.
+
+    "clean": all samples share one history without noise. "standard": each sample has its own.
+    """
     seed: int = 0
     """Key of the noise."""
 
@@ -54,7 +57,7 @@ class Options:
         return cls(**given)
 
     def temperatures(self, moe_layers: int) -> list[float]:
-        """One temperature for each MoE layer of the model. A number skips the first and the last layer."""
+        """One temperature for each MoE layer. A number skips the first and the last layer."""
         given = self._list or [0, *[self.temperature] * (moe_layers - 2), 0]
         right = len(given) == moe_layers and (self._list is not None or moe_layers > 2)
         wanted = f"a list of {moe_layers}: one for each MoE layer of the model"

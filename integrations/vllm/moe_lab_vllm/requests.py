@@ -1,7 +1,7 @@
 """Which request a row of the batch belongs to, and the key of its noise.
 
-vLLM's first model runner reports the requests of a batch to its logits processors before each pass. `Requests` is such
-a processor. It does not change logits.
+vLLM's first model runner reports the requests of a batch to its logits processors before each pass.
+`Requests` is such a processor. It does not change logits.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ class Request:
     repeat: int
     """Number of the answer, where a prompt has several."""
     first: int
-    """Position of the last token of the context. Earlier positions have no noisy samples with the clean cache."""
+    """Position of the last token of the context.
+
+    With the clean cache, earlier positions have no noisy samples.
+    """
 
 
 class Requests(LogitsProcessor):
-    """The requests of the batch. `SamplingParams(extra_args={"roe": {"context": 57, "repeat": 1}})` sets their keys."""
+    """The requests of the batch.
+
+    `SamplingParams(extra_args={"roe": {"context": 57, "repeat": 1}})` sets their keys.
+    """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool):
         self._of_index: dict[int, Request] = {}
@@ -52,7 +58,8 @@ class Requests(LogitsProcessor):
         for key, value in given.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < smallest[key]:
                 raise ValueError(
-                    f"extra_args roe.{key}={value!r}: must be an integer of at least {smallest[key]}."
+                    f"extra_args roe.{key}={value!r}: "
+                    f"must be an integer of at least {smallest[key]}."
                 )
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -65,7 +72,7 @@ class Requests(LogitsProcessor):
         return logits
 
     def columns(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """document, repeat and first, each int64, of the requests with these indices in the batch."""
+        """document, repeat and first, each int64, of the requests at these places of the batch."""
         rows = [self._of_index[i] for i in range(max(self._of_index, default=-1) + 1)]
         table = torch.tensor(
             [(row.document, row.repeat, row.first) for row in rows], dtype=torch.int64

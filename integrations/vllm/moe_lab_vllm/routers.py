@@ -1,7 +1,7 @@
 """Noise in the routers of a vLLM model, by moe_lab's own policy.
 
-The decision of a vLLM router (`_compute_routing`) passes through `moe_lab.routing.GumbelTopK`, which adds the keyed
-noise and computes the weights by the family's rule.
+The decision of a vLLM router (`_compute_routing`) passes through `moe_lab.routing.GumbelTopK`. That
+policy adds the keyed noise and computes the weights by the family's rule.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class NoisyRouters:
         self.temperatures = options.temperatures(len(found))
         self.policy = GumbelTopK(self.temperatures, options.seed)
         self.policy.expect(None)
-        # Samples share all layers before the first noisy one. Without noise they fork where a number has it first.
+        # Samples share all layers before the first noisy one. Without noise they fork at the layer
+        # where a single temperature would have noise first.
         first = next(
             (layer for layer, value in enumerate(self.temperatures) if value), options.skipped
         )
@@ -55,9 +56,10 @@ class NoisyRouters:
 
     @contextmanager
     def noise(self, tokens: NoisyTokens | None, first_layer: int = 0) -> Iterator[None]:
-        """A pass through the decoder layers from `first_layer` on, in which these tokens have noise.
+        """A pass through the decoder layers from `first_layer` on. These tokens have noise.
 
-        Raises RuntimeError if a router did not run exactly once: a kernel that routes by itself would have no noise.
+        Raises RuntimeError if a router did not run exactly once. A kernel that routes by itself
+        would have no noise.
         """
         expected = [int(i >= first_layer) for i in self._decoder_layers]
         self._ran = [0] * len(expected)
@@ -66,8 +68,9 @@ class NoisyRouters:
         self.policy.expect(None)
         if self._ran != expected:
             raise RuntimeError(
-                f"RoE in vLLM: the routers of the MoE layers ran {self._ran} times in a pass, not {expected}: a kernel "
-                'routes by itself, so that samples have no noise. Choose another one, e.g. moe_backend="triton".'
+                f"RoE in vLLM: the routers of the MoE layers ran {self._ran} times in a pass, "
+                f"not {expected}: a kernel routes by itself, so that samples have no noise. "
+                'Choose another one, e.g. moe_backend="triton".'
             )
 
     def _install(self, layer: int, runner: MoERunner, model_type: str) -> None:
@@ -97,7 +100,7 @@ class NoisyRouters:
 
 
 def require_same_rule(router: Router, compute: Compute, vllm_router: Any) -> None:
-    """Raise ValueError unless moe_lab's rule and vLLM's router decide the same for random logits."""
+    """Raise ValueError unless moe_lab's rule and vLLM's router route random logits equally."""
     numbers = torch.Generator("cpu").manual_seed(0)
     logits = torch.randn(
         64, vllm_router.global_num_experts, generator=numbers, dtype=torch.float32, device="cpu"

@@ -1,6 +1,7 @@
 """A scheduler that does not use the last blocks of the KV cache: routing samples write there.
 
-The model knows all blocks, the scheduler all but the last ones. Prefix caching and preemption never touch these.
+The model knows all blocks. The scheduler knows all but the last ones. Prefix caching and preemption
+never touch the last ones.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MOST = 256
 
 
 def scratch_blocks(options: Options, num_blocks: int) -> int:
-    """How many of a KV cache's last blocks the noisy samples use: at least one for each sample of a token."""
+    """How many of a KV cache's last blocks the noisy samples use: at least one for each sample."""
     return max(options.n - 1, min(MOST, num_blocks // 8))
 
 
@@ -33,8 +34,8 @@ class SchedulerWithScratchBlocks(Scheduler):
         needed = -(-longest // vllm_config.cache_config.block_size) + 1
         if left < needed:
             raise ValueError(
-                f"RoE in vLLM: n={options.n} leaves {left} of {blocks} KV blocks for texts, and a text of "
-                f"max_model_len={longest} tokens needs {needed}.\n"
+                f"RoE in vLLM: n={options.n} leaves {left} of {blocks} KV blocks for texts, "
+                f"and a text of max_model_len={longest} tokens needs {needed}.\n"
                 "Give more memory for the KV cache, or lower max_model_len or n."
             )
         super().__init__(vllm_config, replace(kv_cache_config, num_blocks=left), **arguments)

@@ -1,10 +1,11 @@
 """RoE with the standard cache: each routing sample has its own keys and values.
 
-From the fork layer on, each of the T tokens of a pass is n rows. An attention layer with n times as many heads keeps
-the samples apart: head r * H + h belongs to sample r. So a KV block is n times as wide, and vLLM's scheduler, chunked
-prefill, preemption and kernels need no change.
+From the fork layer on, each of the T tokens of a pass is n rows. An attention layer with n times as
+many heads keeps the samples apart: head r * H + h belongs to sample r. So a KV block is n times as
+wide, and vLLM's scheduler, chunked prefill, preemption and kernels need no change.
 
-T = tokens of vLLM's pass, M = rows that need logits, n = samples, H = heads, D = hidden size, V = vocabulary.
+T = tokens of vLLM's pass, M = rows that need logits, n = samples, H = heads, D = hidden size,
+V = vocabulary.
 """
 
 from __future__ import annotations

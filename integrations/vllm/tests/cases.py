@@ -1,4 +1,7 @@
-"""The cases that vLLM and `moe_lab.RoE` both compute: models, options of RoE, prompts and engine arguments."""
+"""The cases that vLLM and `moe_lab.RoE` both compute.
+
+A case has a model, options of RoE, prompts and engine arguments.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,14 @@ class Case:
     own_process: bool = False
     """Whether vLLM runs its engine in a process of its own."""
     preempted: bool = False
-    """Whether the engine must interrupt texts, because the KV cache is too small for all of them."""
+    """Whether the engine must interrupt texts, because the KV cache is too small for all."""
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each text in vLLM. They differ, so that texts end while others go on and take their rows."""
+        """Tokens of each text in vLLM.
+
+        They differ, so that texts end while others go on and take their rows.
+        """
         return [self.new - 5 * (i % 3) for i in range(self.prompts)]
 
     @property

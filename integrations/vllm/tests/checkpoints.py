@@ -1,6 +1,7 @@
-"""Small checkpoints with random weights, written bit for bit the same in the environments of vLLM and of moe_lab.
+"""Small checkpoints with random weights.
 
-The weights are numpy's, not torch's, and the files are written without transformers.
+The environments of vLLM and of moe_lab write the same bits: the weights are numpy's, not torch's,
+and the files are written without transformers.
 """
 
 from __future__ import annotations

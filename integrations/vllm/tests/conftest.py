@@ -1,4 +1,7 @@
-"""The environment variables of vLLM on a CPU: one process, 1 GiB for the KV cache, the first model runner."""
+"""The environment variables of vLLM on a CPU.
+
+They set one process, 1 GiB for the KV cache and the first model runner.
+"""
 
 from __future__ import annotations
 

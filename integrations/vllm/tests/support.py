@@ -44,7 +44,10 @@ def engine(model: Path, roe: dict[str, Any] | None, **arguments: Any) -> Iterato
 def generated(
     llm: LLM, prompts: list[list[int]], lengths: list[int], repeat: int = 0
 ) -> list[list[int]]:
-    """Token ids of the greedy texts, each of its length. `repeat` is the number of the answer, a key of the noise."""
+    """Token ids of the greedy texts, each of its length.
+
+    `repeat` is the number of the answer. It is a part of the noise's key.
+    """
     parameters = [
         SamplingParams(
             temperature=0,

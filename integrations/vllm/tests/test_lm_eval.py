@@ -1,6 +1,7 @@
 """lm-eval's own `vllm` model runs RoE by its arguments, unchanged.
 
-Broken by: arguments that lm-eval does not hand on, or noise that depends on how lm-eval batches its requests.
+Broken by: arguments that lm-eval does not hand on, or noise that depends on how lm-eval batches its
+requests.
 """
 
 from __future__ import annotations

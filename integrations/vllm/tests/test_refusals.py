@@ -1,6 +1,9 @@
-"""What RoE cannot run is refused with the key, the value and the remedy; without RoE an engine is vLLM's own.
+"""RoE refuses what it cannot run. The message names the key, the value and the remedy.
 
-Broken by: a setting that would silently be without noise, or with other noise; a message without a remedy.
+Without RoE an engine is vLLM's own.
+
+Broken by: a setting that would silently be without noise, or with other noise; a message without a
+remedy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""RoE in vLLM equals `moe_lab.RoE`: each text token for token, and each log-likelihood but for rounding.
+"""RoE in vLLM equals `moe_lab.RoE`.
 
-Broken by: other noise or another key of it, samples that read other keys and values, a wrong row of the batch after
-requests were moved, interrupted or read in chunks, a kernel without noise.
+Each text is equal token for token, and each log-likelihood but for rounding.
+
+Broken by: other noise or another key of it, samples that read other keys and values, a wrong row of
+the batch after requests were moved, interrupted or read in chunks, a kernel without noise.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def test_equal_to_moe_lab(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     effect = max(abs(a - b) for a, b in zip(found, answers["base_loglikelihoods"], strict=True))
     worst = max(abs(a - b) for a, b in zip(found, answers["loglikelihoods"], strict=True))
     print(
-        f"{name}: {len(texts)} texts equal, {changed} changed; LL differ by {worst:.1e}, effect {effect:.2g}"
+        f"{name}: {len(texts)} texts equal, {changed} changed; "
+        f"LL differ by {worst:.1e}, effect {effect:.2g}"
     )
     print(f"{interrupted} preemptions")
     if case.temperature > 0:
@@ -54,7 +57,10 @@ def test_equal_to_moe_lab(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_cached_prefixes():
-    """The second time the prompts' blocks come from the cache, and hold keys and values of the base model."""
+    """The second time the prompts' blocks come from the cache.
+
+    They hold keys and values of the base model.
+    """
     case, answers = CASES["chunked prefill"], stored("chunked prefill")
     with engine(
         TINY, case.options, **case.engine, enable_prefix_caching=True, disable_log_stats=False

@@ -1,6 +1,8 @@
-"""Writes answers.json: what `moe_lab.RoE` computes in each case. It runs in moe_lab's own environment.
+"""Writes answers.json: what `moe_lab.RoE` computes in each case.
 
-python -m integrations.vllm.tests.write_answers
+It runs in moe_lab's own environment:
+
+    python -m integrations.vllm.tests.write_answers
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ def prompts_of(case: Case, tokenizer: Any) -> list[Ids]:
 def answers_of(
     case: Case, prompts: list[Ids], new: int, model: Any, tokenizer: Any
 ) -> dict[str, Any]:
-    """What RoE generates after the prompts, and their log-likelihoods, each with that of the base model.
+    """RoE's texts after the prompts and the prompts' log-likelihoods, and those of the base model.
 
-    The noise of a log-likelihood has the key of the context. lm-eval's `vllm` model does not give vLLM the context, so
-    that the noise has the key of the whole prompt.
+    The noise of a log-likelihood has the key of the context. lm-eval's `vllm` model does not give
+    vLLM the context. Then the noise has the key of the whole prompt.
     """
     roe = moe_lab.RoE(model, tokenizer, **case.options)
     base = moe_lab.RoE(model, tokenizer, n=1)
@@ -64,7 +66,7 @@ def answers_of(
 
 
 def generated(roe: Any, prompts: list[Ids], new: int, answers: int = 1) -> list[Ids]:
-    """The greedy texts; with several answers to each prompt the last one, whose noise has its own key."""
+    """The greedy texts. Of several answers to a prompt, the last one. Its noise has its own key."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])

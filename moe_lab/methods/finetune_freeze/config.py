@@ -148,7 +148,8 @@ class FinetuneConfig(TrainerConfig):
         for key in ("reference", "reference_size"):
             if getattr(self, key) is not None:
                 raise ConfigError(
-                    f"method.{key} has no effect without method.dataset={REFERENCE}. Give that, too."
+                    f"method.{key} has no effect without method.dataset={REFERENCE}. "
+                    "Give that, too."
                 )
 
     def check_references(self, count: int) -> None:

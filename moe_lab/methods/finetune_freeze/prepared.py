@@ -49,7 +49,8 @@ def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFact
     # the runs of a grid often share a data set
     vocabulary = tokenizer.backend_tokenizer.to_str()
     special = str(tokenizer.special_tokens_map)
-    key = f"encoded {vocabulary} {special} {tokenizer.chat_template} {data.digest} {length} {sorted(model_ends)}"
+    text = f"{vocabulary} {special} {tokenizer.chat_template}"
+    key = f"encoded {text} {data.digest} {length} {sorted(model_ends)}"
     end, train, validation = once(key, encoded)
     method.check_trains(len(train.rows))
 

@@ -186,7 +186,8 @@ def train_on_rank(training: FinetuningInputs, model: Any = None) -> TrainerState
             restore_callback_states_from_checkpoint=bool(method.early_stopping),
             save_steps=method.save_steps,
             ddp_find_unused_parameters=True,  # those of frozen groups have no gradient
-            save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model
+            # the Trainer refuses to store the optimizer of a sharded model
+            save_only_model=sharded(),
         )
     return trainer.state
 

@@ -54,7 +54,10 @@ OF_EXPERTS = {
 def left_out_note(counts: Mapping[str, int]) -> str:
     """What a plan, a run and its results say about documents that are neither trained on nor held
     out."""
-    return f"documents left out: {counts['empty']:,} empty ones, {counts['duplicates']:,} duplicates of earlier ones"
+    return (
+        f"documents left out: {counts['empty']:,} empty ones, "
+        f"{counts['duplicates']:,} duplicates of earlier ones"
+    )
 
 
 @dataclass(kw_only=True)

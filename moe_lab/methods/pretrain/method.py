@@ -224,7 +224,8 @@ class Pretrain(DesignMethod):
         session = training["last_session"]
         if session["tokens_per_second"]:
             peak = session["peak_memory_bytes"] / 2**20
-            line += f"; trained at {session['tokens_per_second']:,.0f} tokens per second, peak {peak:,.0f} MiB"
+            speed = session["tokens_per_second"]
+            line += f"; trained at {speed:,.0f} tokens per second, peak {peak:,.0f} MiB"
         left_out = training.get(LEFT_OUT)
         if left_out and any(left_out.values()):
             return [line, f"{name}, seed {seed}: {left_out_note(left_out)}"]

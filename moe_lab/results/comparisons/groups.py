@@ -39,8 +39,10 @@ def compare_group(
 def _whole(
     a: Evaluation, group: str, metric: str, value: float, of_tasks: Mapping[tuple[str, str], Score]
 ) -> Score | None:
-    """The score over the documents of all tasks. None if one of the tasks is not compared, or if its
-    score is no share of its documents."""
+    """The score over the documents of all tasks.
+
+    None if one of the tasks is not compared, or if its score is no share of its documents.
+    """
     tasks = []
     for task in a.results.leaves(a.samples, group):
         if metric in a.results.scores(task):

@@ -1,4 +1,6 @@
-"""`tuning.sampler` and `tuning.pruner`: classes of Optuna, by Hydra's `_target_` and their arguments.
+"""`tuning.sampler` and `tuning.pruner`: classes of Optuna, by Hydra's `_target_`.
+
+The other keys are arguments of the class:
 
     tuning.sampler._target_=optuna.samplers.CmaEsSampler tuning.sampler.sigma0=0.2
 
@@ -153,8 +155,8 @@ def _check_targets(value: Any, key: str, dirs: list[str], *, is_root: bool = Tru
             package = str(target).partition(".")[0]
             if package not in (*PACKAGES, *_modules_in(dirs)):
                 raise ConfigError(
-                    f"{key}.{TARGET}={target}: only classes of {', '.join(PACKAGES)} and of modules "
-                    "in the folder of --config-dir are made."
+                    f"{key}.{TARGET}={target}: only classes of {', '.join(PACKAGES)} "
+                    "and of modules in the folder of --config-dir are made."
                 )
         for name, item in value.items():
             _check_targets(item, f"{key}.{name}", dirs, is_root=False)

@@ -33,8 +33,10 @@ SILENCE = 60
 
 
 def check_storage(url: str) -> None:
-    """Raise ConfigError for a URL that SQLAlchemy cannot read, that has a password, or that names no
-    database outside this process."""
+    """Raise ConfigError for a URL that cannot be used.
+
+    SQLAlchemy cannot read it, it has a password, or it names no database outside this process.
+    """
     try:
         parsed = make_url(url)
         dialect = parsed.get_dialect()
@@ -46,8 +48,8 @@ def check_storage(url: str) -> None:
     if parsed.password is not None or not SECRETS.isdisjoint(parsed.query):
         shown = parsed.set(query={}).render_as_string(hide_password=True)
         raise ConfigError(
-            f"tuning.storage={shown} has a password, which would be in files and logs. Leave it out "
-            f"and set the variable {PASSWORD}."
+            f"tuning.storage={shown} has a password, which would be in files and logs. Leave "
+            f"it out and set the variable {PASSWORD}."
         )
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise ConfigError(

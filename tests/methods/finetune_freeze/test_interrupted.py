@@ -1,5 +1,7 @@
-"""A fine-tuning that stops before its end. Broken by: a resume that ends in other weights or forgets what was measured, a
-loss or a checkpoint that fails without a message, a message that promises a checkpoint that is not there.
+"""A fine-tuning that stops before its end.
+
+Broken by: a resume that ends in other weights or forgets what was measured, a loss or a checkpoint
+that fails without a message, a message that promises a checkpoint that is not there.
 """
 
 import errno
@@ -34,7 +36,10 @@ class Trained(NamedTuple):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Callable[..., Trained]:
-    """A function of a family and settings: the model after a training that nothing interrupts, and its measurements."""
+    """A function of a family and settings.
+
+    It returns the model after a training that nothing interrupts, and its measurements.
+    """
 
     @cache
     def trained(family: str, **settings: Any) -> Trained:
@@ -68,7 +73,8 @@ def test_a_resumed_training_ends_in_the_same_bytes(
 ):
     """The switch is at step 3: it was interrupted in one phase or in the other.
 
-    Experts are measured at steps 0, 3 and 6; what was measured after the last checkpoint is measured again.
+    Experts are measured at steps 0, 3 and 6. The resumed training measures again what was measured
+    after the last checkpoint.
     """
     settings = {
         "schedule": "none-router",
@@ -150,9 +156,9 @@ def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(uninterrupted, tmp_p
     [(0.1, "File too large"), (1.5, "torch.save failed, perhaps because the disk is full")],
 )
 def test_a_checkpoint_whose_tensors_cannot_be_written_is_named(share, reason, tmp_path):
-    """The weights by safetensors, and the optimizer, twice as large, by torch.save: neither raises an OSError.
+    """safetensors writes the weights. torch.save writes the optimizer, which is twice as large.
 
-    The kernel's limit on the size of a file stands for that of the disk.
+    Neither raises an OSError. The kernel's limit on the size of a file stands for a full disk.
     """
     model = deepcopy(small_model("olmoe"))
     limit = files_up_to(round(share * weight_bytes(model)))

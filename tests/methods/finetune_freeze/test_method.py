@@ -1,13 +1,16 @@
 """`method=finetune-freeze` from the command line, its schedules, rates and groups of parameters.
 
-Broken by: a model that is trained again for another task or taken for that of another recipe, trained weights that the
-next run of a grid is given, answers other than those of plain transformers, a comparison with something else than the
-untrained model; a schedule that switches elsewhere than at half, a learning rate that does not follow it; a family whose
-routers, experts or shared experts are not found, or another parameter taken for one.
+Broken by: a model that is trained again for another task or taken for that of another recipe,
+trained weights that the next run of a grid is given, answers other than those of plain
+transformers, a comparison with something else than the untrained model; a schedule that switches
+elsewhere than at half, a learning rate that does not follow it; a family whose routers, experts or
+shared experts are not found, or another parameter taken for one.
 """
 
 import itertools
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,8 +51,14 @@ from tests.support.ranks import fork_ranks
 from tests.support.tiers import by_family
 from tests.support.trainings import names_by_group
 
-SHORT = ["task=toy_choice", "limit=3", "method.max_steps=4", "method.learning_rate=0.01"]
-SHORT += ["method.validation_size=2", "method.dataset_size=16"]
+SHORT = [
+    "task=toy_choice",
+    "limit=3",
+    "method.max_steps=4",
+    "method.learning_rate=0.01",
+    "method.validation_size=2",
+    "method.dataset_size=16",
+]
 
 
 def command(capsys, folder, *keys):
@@ -60,10 +69,12 @@ def command(capsys, folder, *keys):
 def test_a_dense_model_is_trained_as_a_whole_and_has_nothing_else_to_freeze(tmp_path, capsys):
     make_model("llama").save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
-    chat = (
-        "{% for one in messages %}{% generation %}{{ one.content }}{% endgeneration %}{% endfor %}"
+    template = (
+        "{% for message in messages %}"
+        "{% generation %}{{ message.content }}{% endgeneration %}"
+        "{% endfor %}"
     )
-    (tmp_path / "model" / "chat_template.jinja").write_text(chat)
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
     keys = [f"model.path={tmp_path / 'model'}", *SHORT]
     block = block_of(command(capsys, tmp_path, *keys))
     training = block["finetune_freeze"]["training"]
@@ -74,71 +85,78 @@ def test_a_dense_model_is_trained_as_a_whole_and_has_nothing_else_to_freeze(tmp_
         "shared_experts": 0,
         "other": total,
     }
-    assert training["validation"]["losses"] and block["paired"]
-    for own in ("schedule=router", "router_lr=1e-4", "partners=2"):
-        ended = command(capsys, tmp_path, *keys, f"method.{own}")
-        assert ended.code == 2 and "No router was found" in ended.err, ended.err
+    assert training["validation"]["losses"]
+    assert block["paired"]
+    for about_routers in ("schedule=router", "router_lr=1e-4", "partners=2"):
+        ended = command(capsys, tmp_path, *keys, f"method.{about_routers}")
+        assert ended.code == 2, ended.err
+        assert "No router was found" in ended.err
 
 
 @pytest.mark.slow
 def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
-    planned = command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "mode=plan")
-    assert "To train: 2" in planned.out, planned.out
-    ended = command(capsys, tmp_path, *SHORT, "method.schedule=none-router")
+    keys = [*SHORT, "method.schedule=none-router"]
+    planned = command(capsys, tmp_path, *keys, "mode=plan")
+    assert "To train: 2" in planned.out
+
+    ended = command(capsys, tmp_path, *keys)
     block = block_of(ended)
-    own = block["finetune_freeze"]
-    assert own["training"]["steps"] == 4 and own["training"]["phases_end_at"] == [2, 4]
-    assert (
-        own["training"]["schedule"] == "N→R"
-        and own["training"]["parameters"]["router"] == 8 * 16 * 128
-    )
-    assert block["baseline"]["run_id"] and "paired" in block
+    tuned = block["finetune_freeze"]
+    training_info = tuned["training"]
+    assert training_info["steps"] == 4
+    assert training_info["phases_end_at"] == [2, 4]
+    assert training_info["schedule"] == "N→R"
+    assert training_info["parameters"]["router"] == 8 * 16 * 128
+    assert block["baseline"]["run_id"]
+    assert "paired" in block
     assert "router 16,384, experts 3,145,728, shared_experts 0, other" in ended.err
     full = block["compared"]["full_fine_tuning"]
-    assert " full fine tuning " in ended.out and full["paired"]["toy_choice"]["acc,none"]["n"] == 3
-    assert "learning_rate" not in ended.out, (
-        "the Trainer's log is in log.jsonl, and the loss on the bar"
-    )
-    folder = tmp_path / "models" / own["model"]
-    assert not (folder / "status.json").exists() and not (folder / "checkpoints").exists()
-    loss, validation = (
-        json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()
-    )
-    assert loss["loss"] == own["training"]["last_loss"]
-    assert own["training"]["validation"]["losses"] == [
-        {"step": 4, "loss": validation["validation_loss"]}
-    ]
-    trained = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    before = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
-    gate = "model.layers.0.mlp.gate.weight"
-    assert not torch.equal(trained.state_dict()[gate], before.state_dict()[gate]), (
-        "free in the first half"
-    )
-    assert (
-        AutoTokenizer.from_pretrained(folder / "model").chat_template and trained.config.use_cache
-    )
-    tuned = answers(tmp_path, "finetune-freeze", block["run_id"])
-    assert tuned != answers(tmp_path, "base")
+    assert full["paired"]["toy_choice"]["acc,none"]["n"] == 3
+    assert " full fine tuning " in ended.out
+    # the Trainer's log is in log.jsonl, and the loss on the bar
+    assert "learning_rate" not in ended.out
 
+    folder = tmp_path / "models" / tuned["model"]
+    assert not (folder / "status.json").exists()
+    assert not (folder / "checkpoints").exists()
+    log = (folder / "log.jsonl").read_text().splitlines()
+    loss_line, validation_line = [json.loads(line) for line in log]
+    assert loss_line["loss"] == training_info["last_loss"]
+    validation_loss = {"step": 4, "loss": validation_line["validation_loss"]}
+    assert training_info["validation"]["losses"] == [validation_loss]
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    base_model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    gate = model.state_dict()["model.layers.0.mlp.gate.weight"]
+    gate_before = base_model.state_dict()["model.layers.0.mlp.gate.weight"]
+    assert not torch.equal(gate, gate_before), "free in the first half"
+    assert AutoTokenizer.from_pretrained(folder / "model").chat_template
+    assert model.config.use_cache
+    tuned_answers = answers(tmp_path, "finetune-freeze", block["run_id"])
+    assert tuned_answers != answers(tmp_path, "base")
+
+    # the folder is a model like any other
     plain = tmp_path / "plain"
-    keys = ["method=base", f"model.path={folder / 'model'}", f"output_dir={plain}", *SHORT[:2]]
-    assert run_command(capsys, *keys).code == 0
-    assert answers(plain, "base") == tuned, "the folder is a model like any other"
+    evaluation = ["method=base", f"model.path={folder / 'model'}", "task=toy_choice", "limit=3"]
+    assert run_command(capsys, *evaluation, f"output_dir={plain}").code == 0
+    assert answers(plain, "base") == tuned_answers
 
-    plan = command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "mode=plan", "limit=9")
-    assert plan.code == 0 and "To train" not in plan.out, plan.out
+    # it is trained once, whatever is evaluated
+    planned = command(capsys, tmp_path, *keys, "mode=plan", "limit=9")
+    assert planned.code == 0
+    assert "To train" not in planned.out
     monkeypatch.setattr(training, "finetune", None)
-    ended = command(
-        capsys, tmp_path, *SHORT, "method.schedule=none-router", "task=toy_math", "limit=3"
-    )
-    again = block_of(ended)
-    assert again["finetune_freeze"]["model"] == own["model"], "trained once whatever is evaluated"
-    same = "method.phases=[{frozen:[],until:0.5},{frozen:[router],until:1.0}]"
-    assert block_of(command(capsys, tmp_path, *SHORT, same))["run_id"] == block["run_id"]
+    of_other_task = block_of(command(capsys, tmp_path, *keys, "task=toy_math", "limit=3"))
+    assert of_other_task["finetune_freeze"]["model"] == tuned["model"]
+    same_phases = "method.phases=[{frozen:[],until:0.5},{frozen:[router],until:1.0}]"
+    of_same_phases = block_of(command(capsys, tmp_path, *SHORT, same_phases))
+    assert of_same_phases["run_id"] == block["run_id"]
 
-    alone = block_of(command(capsys, tmp_path, *SHORT, "method.schedule=none"))
-    assert alone["run_id"] == full["run_id"] and "compared" not in alone, "the full fine-tuning"
-    assert alone["paired"], "the full one was compared with the untouched model at once"
+    # the full fine-tuning has been compared with the base model already
+    full_block = block_of(command(capsys, tmp_path, *SHORT, "method.schedule=none"))
+    assert full_block["run_id"] == full["run_id"]
+    assert "compared" not in full_block
+    assert full_block["paired"]
     assert len(answers(tmp_path, "finetune-freeze", full["run_id"])) == 3
     assert len(list((tmp_path / "models").iterdir())) == 2
 
@@ -146,52 +164,78 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_subtractions_are_learned_and_were_not_known(tmp_path, capsys):
     """The data set and the task have one form, so that a few steps show in the answers."""
-    keys = "task=toy_subtract limit=40 method.dataset=toy_subtract method.dataset_size=640 method.epochs=1".split()
-    keys += "method.batch_size=16 method.validation_size=0 method.learning_rate=1e-3".split()
-    ended = command(capsys, tmp_path, *keys, "method.compare_with_full=false")
+    keys = [
+        "task=toy_subtract",
+        "limit=40",
+        "method.dataset=toy_subtract",
+        "method.dataset_size=640",
+        "method.epochs=1",
+        "method.batch_size=16",
+        "method.validation_size=0",
+        "method.learning_rate=1e-3",
+        "method.compare_with_full=false",
+    ]
+    ended = command(capsys, tmp_path, *keys)
     assert ended.code == 0, ended.err
-    found = json.loads(Path(ended.out.splitlines()[-1]).read_text())
-    paired = found["moe_lab"]["paired"]["toy_subtract"]["exact_match,none"]
-    score = found["results"]["toy_subtract"]["exact_match,none"]
-    assert "compared" not in found["moe_lab"]
-    assert score > 0.2 and score - paired["difference"] == pytest.approx(0, abs=0.03)
+    results = json.loads(Path(ended.out.splitlines()[-1]).read_text())
+    paired = results["moe_lab"]["paired"]["toy_subtract"]["exact_match,none"]
+    score = results["results"]["toy_subtract"]["exact_match,none"]
+    score_of_base_model = score - paired["difference"]
+    assert "compared" not in results["moe_lab"]
+    assert score > 0.2
+    assert score_of_base_model == pytest.approx(0, abs=0.03)
 
 
 @pytest.mark.slow
 def test_a_failed_comparison_is_named_with_what_leaves_it_out(tmp_path, capsys):
-    ended = command(
-        capsys, tmp_path, *SHORT, "method.schedule=experts", "method.learning_rate=1e30"
-    )
-    assert ended.code == 1 and "is compared with, failed: The " in ended.err
-    assert "Traceback" not in ended.err and ended.err.count("Error: ") == 1
+    diverging = ["method.schedule=experts", "method.learning_rate=1e30"]
+    ended = command(capsys, tmp_path, *SHORT, *diverging)
+    assert ended.code == 1
+    assert "is compared with, failed: The " in ended.err
+    assert "Traceback" not in ended.err
+    assert ended.err.count("Error: ") == 1
     assert not list(tmp_path.glob("models/*/training.json"))
 
 
 @pytest.mark.slow
 def test_the_plan_counts_each_training_once_and_none_that_is_done(tmp_path, capsys, loads):
-    keys = ["mode=plan", "task=toy_choice,toy_math", "limit=2", "method.schedule=none,router"]
-    keys += ["method.max_steps=100", f"output_dir={tmp_path}"]
-    ended = run_command(capsys, "-m", "method=finetune-freeze", *keys)
-    assert ended.code == 0 and "To train: 2, 200 optimizer steps over about " in ended.out
-    tokens = int(ended.out.split("over about ")[1].split()[0].replace(",", ""))
-    per_row = tokens / (200 * 4)
-    assert 10 < per_row < 100, "tokens of a conversation"
-    assert not loads and not list(tmp_path.iterdir())
+    ended = run_command(
+        capsys,
+        "-m",
+        "method=finetune-freeze",
+        "mode=plan",
+        "task=toy_choice,toy_math",
+        "limit=2",
+        "method.schedule=none,router",
+        "method.max_steps=100",
+        f"output_dir={tmp_path}",
+    )
+    assert ended.code == 0
+    planned = re.search("To train: 2, 200 optimizer steps over about ([0-9,]+) ", ended.out)
+    assert planned, ended.out
+    tokens = int(planned[1].replace(",", ""))
+    tokens_of_conversation = tokens / (200 * 4)
+    assert 10 < tokens_of_conversation < 100
+    assert loads == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_a_grid_trains_every_schedule_from_the_untrained_model(tmp_path, capsys):
-    grid = [
+    in_grid = tmp_path / "grid"
+    ended = run_command(
+        capsys,
         "-m",
         "method=finetune-freeze",
         "method.schedule=none,router",
-        f"output_dir={tmp_path / 'grid'}",
-    ]
-    ended = run_command(capsys, *grid, *SHORT, "baseline=false")
-    assert ended.code == 0, ended.err
-    assert block_of(
-        command(capsys, tmp_path / "alone", *SHORT, "method.schedule=router", "baseline=false")
+        f"output_dir={in_grid}",
+        *SHORT,
+        "baseline=false",
     )
+    assert ended.code == 0, ended.err
+    alone = tmp_path / "alone"
+    ended = command(capsys, alone, *SHORT, "method.schedule=router", "baseline=false")
+    assert ended.code == 0, ended.err
 
     def weights(folder: Path, schedule: str) -> bytes:
         for record in folder.glob("models/*/training.json"):
@@ -199,13 +243,13 @@ def test_a_grid_trains_every_schedule_from_the_untrained_model(tmp_path, capsys)
                 return (record.parent / "model" / "model.safetensors").read_bytes()
         raise AssertionError(f"no {schedule}")
 
-    assert weights(tmp_path / "grid", "R→R") == weights(tmp_path / "alone", "R→R")
-    assert weights(tmp_path / "grid", "R→R") != weights(tmp_path / "grid", "N→N")
-    gate = "model.layers.0.mlp.gate.weight"
-    untrained = load((TINY / "model.safetensors").read_bytes())[gate]
-    assert torch.equal(load(weights(tmp_path / "grid", "R→R"))[gate], untrained.float()), (
-        "frozen all along"
-    )
+    frozen_routers = weights(in_grid, "R→R")
+    assert frozen_routers == weights(alone, "R→R")
+    assert frozen_routers != weights(in_grid, "N→N")
+    gate = load(frozen_routers)["model.layers.0.mlp.gate.weight"]
+    untrained = load((TINY / "model.safetensors").read_bytes())
+    untrained_gate = untrained["model.layers.0.mlp.gate.weight"]
+    assert torch.equal(gate, untrained_gate.float()), "frozen all along"
 
 
 @pytest.mark.slow
@@ -216,10 +260,16 @@ def test_seed_data_and_recipe_make_other_models_and_save_steps_does_not(tmp_path
         [name] = run.method.training_left(run.config, run.facts)
         return name
 
-    others = ({"seed": 1}, {"dataset_size": 9}, {"weight_decay": 0.1}, {"validation_size": 3})
-    names = [model(), *(model(**other) for other in others)]
-    assert len(set(names)) == 5
-    assert model(save_steps=1) == names[0]
+    different = [
+        {},
+        {"seed": 1},
+        {"dataset_size": 9},
+        {"weight_decay": 0.1},
+        {"validation_size": 3},
+    ]
+    names = [model(**settings) for settings in different]
+    assert len(set(names)) == len(different), names
+    assert model(save_steps=1) == model()
 
 
 def test_the_trained_model_is_read_without_the_adapter_that_is_merged_into_it(monkeypatch):
@@ -227,26 +277,38 @@ def test_the_trained_model_is_read_without_the_adapter_that_is_merged_into_it(mo
     method = module.FinetuneFreeze(FinetuneConfig())
     monkeypatch.setattr(method, "trained", lambda *_: trained)
     model = ModelConfig(path="owner/name", revision="main", peft="adapter")
-    found = method.resolve_model(Config(model=model), SimpleNamespace(dtype="bfloat16"), None)
-    assert (found.model.path, found.model.revision, found.model.peft) == (
-        "trained/model",
-        None,
-        None,
-    )
-    assert found.dtype == "bfloat16"
+    facts = SimpleNamespace(dtype="bfloat16")
+    resolved = method.resolve_model(Config(model=model), facts, None)
+    assert resolved.model.path == "trained/model"
+    assert resolved.model.revision is None
+    assert resolved.model.peft is None
+    assert resolved.dtype == "bfloat16"
 
 
 def test_the_defaults_are_the_papers():
     """MoE-Bench, Table 1."""
     recipe = FinetuneConfig(dataset="lima").recipe()
-    table = {"length": 2048, "batch_size": 1, "gradient_accumulation": 4, "learning_rate": 2e-5}
-    table |= {"warmup_ratio": 0.03, "weight_decay": 0.0, "epochs": 3}
-    assert {key: recipe[key] for key in table} == table
-    toy, pairs = FinetuneConfig(), FinetuneConfig(batch_size=2)
-    assert (toy.pass_size, toy.step_passes, toy.held_out) == (4, 1, 100), (
-        "the same steps, in one pass"
-    )
-    assert (pairs.pass_size, pairs.step_passes) == (2, 2)
+    table_1 = {
+        "length": 2048,
+        "batch_size": 1,
+        "gradient_accumulation": 4,
+        "learning_rate": 2e-5,
+        "warmup_ratio": 0.03,
+        "weight_decay": 0.0,
+        "epochs": 3,
+    }
+    assert {key: recipe[key] for key in table_1} == table_1
+
+
+def test_a_step_of_the_toy_data_has_four_conversations():
+    """In one pass by default: the steps are those of four passes of one."""
+    default = FinetuneConfig()
+    assert default.pass_size == 4
+    assert default.step_passes == 1
+    assert default.held_out == 100
+    pairs = FinetuneConfig(batch_size=2)
+    assert pairs.pass_size == 2
+    assert pairs.step_passes == 2
 
 
 def test_an_optimizer_of_a_missing_package_is_refused(tmp_path, capsys, monkeypatch):
@@ -264,33 +326,39 @@ def test_what_trains_in_one_process_is_refused_in_two(key, value, tmp_path, caps
     monkeypatch.setattr(module, "num_processes", lambda: 2)
     ended = command(capsys, tmp_path, *SHORT, f"{key}={value}")
     assert ended.code == 2
-    assert key in ended.err and "trains in one process" in ended.err
+    assert key in ended.err
+    assert "trains in one process" in ended.err
 
 
 @pytest.mark.slow
 def test_two_processes_train_and_evaluate(tmp_path, capsys):
     """The whole command, on the same number of conversations per step as one process."""
-    keys = [
+    by_two_processes = [
         "method=finetune-freeze",
         *SHORT,
         "method.batch_size=2",
         "method.gradient_accumulation=1",
+        f"output_dir={tmp_path}",
     ]
     log = tmp_path / "ranks.log"
-    assert fork_ranks(main, [*keys, f"output_dir={tmp_path}"], log=log) == [0, 0], log.read_text()[
-        -2000:
-    ]
+    codes = fork_ranks(main, by_two_processes, log=log)
+    assert codes == [0, 0], log.read_text()[-2000:]
     [trained] = (tmp_path / "models").iterdir()
-    assert json.loads((trained / "training.json").read_text())["processes"] == 2
-    alone = [*SHORT, "method.batch_size=2", "method.gradient_accumulation=2"]
-    block = block_of(command(capsys, tmp_path, *alone))
+    record = json.loads((trained / "training.json").read_text())
+    assert record["processes"] == 2
+
+    by_one_process = [*SHORT, "method.batch_size=2", "method.gradient_accumulation=2"]
+    block = block_of(command(capsys, tmp_path, *by_one_process))
     assert block["finetune_freeze"]["model"] == trained.name, "the same training"
 
 
 def test_the_papers_nine_schedules_have_their_halves():
-    assert len(SCHEDULES) == 9
-    labels = {label(phases_of(name)) for name in SCHEDULES}
-    assert labels == {f"{first}→{second}" for first in "NRE" for second in "NRE"}
+    expected = []
+    for first_half in ("N", "R", "E"):
+        for second_half in ("N", "R", "E"):
+            expected.append(f"{first_half}→{second_half}")
+    labels = [label(phases_of(name)) for name in SCHEDULES]
+    assert sorted(labels) == sorted(expected)
     assert phases_of("none-router") == (
         Phase(frozen=(), until=0.5),
         Phase(frozen=("router",), until=1.0),
@@ -299,28 +367,32 @@ def test_the_papers_nine_schedules_have_their_halves():
 
 def test_one_key_about_routers_or_experts_needs_a_model_that_has_them():
     assert FinetuneConfig(schedule="none").names_no_router
-    for about in (
-        {"router_lr": 1e-4},
-        {"router_aux_loss_coef": 0.01},
-        {"partners": 2},
+    for keys in (
+        {"schedule": "none", "router_lr": 1e-4},
+        {"schedule": "none", "router_aux_loss_coef": 0.01},
+        {"schedule": "none", "partners": 2},
         {"schedule": "router"},
     ):
-        assert not FinetuneConfig(**{"schedule": "none"} | about).names_no_router, about
+        assert not FinetuneConfig(**keys).names_no_router, keys
 
 
 def test_listed_phases_win_and_are_the_same_as_a_name_for_them():
-    listed = [{"frozen": [], "until": 0.5}, {"frozen": ["router"], "until": 1}]
-    assert phases_of("experts", listed) == phases_of("none-router")
-    three = phases_of(
-        "none", [{"frozen": ["router", "experts"], "until": 0.25, "lr": 1e-3}, *listed]
-    )
+    two_listed = [
+        {"frozen": [], "until": 0.5},
+        {"frozen": ["router"], "until": 1},
+    ]
+    assert phases_of("experts", two_listed) == phases_of("none-router")
+
+    three_listed = [{"frozen": ["router", "experts"], "until": 0.25, "lr": 1e-3}, *two_listed]
+    three = phases_of("none", three_listed)
     assert three[0] == Phase(frozen=("experts", "router"), until=0.25, lr=1e-3)
     assert label(three) == "ER 25%→N 50%→R 100%"
-    shared = [
+
+    shared_listed = [
         {"frozen": ["experts", "shared_experts"], "until": 0.5},
         {"frozen": ["router"], "until": 1.0},
     ]
-    assert label(phases_of("none", shared)) == "ES→R"
+    assert label(phases_of("none", shared_listed)) == "ES→R"
 
 
 def test_a_phase_that_freezes_all_parameters_is_refused():
@@ -337,48 +409,68 @@ def test_a_phase_that_freezes_all_parameters_is_refused():
 
 def test_the_switch_is_at_half_of_the_steps_rounded_down():
     phases = phases_of("none-router")
-    assert boundaries(phases, 10) == [5, 10] and boundaries(phases, 7) == [3, 7]
+    assert boundaries(phases, 10) == [5, 10]
+    assert boundaries(phases, 7) == [3, 7]
     assert [phase_at([3, 7], step) for step in range(8)] == [0, 0, 0, 1, 1, 1, 1, 1]
     thirds = phases_of("none", [{"frozen": [], "until": share} for share in (0.1, 0.7, 1.0)])
-    assert boundaries(thirds, 10) == [1, 7, 10], "0.7 * 10 is below 7 in floating point"
+    assert boundaries(thirds, 10) == [1, 7, 10]
+
+
+def test_rounding_of_a_share_takes_no_step_away():
+    assert 0.29 * 100 < 29, "in floating point"
+    phases = phases_of("none", [{"frozen": [], "until": 0.29}, {"frozen": [], "until": 1.0}])
+    assert boundaries(phases, 100) == [29, 100]
 
 
 def test_the_rate_is_the_linear_one_of_transformers():
     recipe = FinetuneConfig(epochs=1, warmup_ratio=0.1)
+    transformers_rate = linear_rate(warmup_steps=4, steps=40)
+    rates = [rate(recipe, 160, step) for step in range(41)]
+    assert rates == pytest.approx([transformers_rate(step) for step in range(41)])
+
+
+def linear_rate(warmup_steps: int, steps: int) -> Callable[[int], float]:
+    """transformers' factor of the learning rate at a step."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    theirs = get_scheduler("linear", optimizer, 4, 40).lr_lambdas[0]
-    assert [rate(recipe, 160, step) for step in range(41)] == pytest.approx(
-        list(map(theirs, range(41)))
-    )
+    return get_scheduler("linear", optimizer, warmup_steps, steps).lr_lambdas[0]
 
 
 def test_the_warm_up_begins_at_0_and_a_training_of_that_step_alone_is_refused():
-    """Broken by a training that trains nothing and does not say so. The rates are those of transformers."""
+    """Broken by a training that trains nothing and does not say so.
+
+    The rates are those of transformers.
+    """
     for rows, ratio in itertools.product((4, 8, 40, 160), (0.0, 0.03, 0.5)):
         recipe = FinetuneConfig(epochs=1, warmup_ratio=ratio, max_steps=30)
         steps = recipe.steps(rows)
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        theirs = get_scheduler("linear", optimizer, recipe.warmup_steps(rows), steps).lr_lambdas[0]
-        idle = [step for step in range(steps) if theirs(step) == 0]
-        assert idle == [step for step in range(steps) if rate(recipe, rows, step) == 0]
-        assert idle == ([0] if ratio else [])
-        if len(idle) == steps:
-            with pytest.raises(
-                ConfigError, match=f"warmup_ratio={ratio}: .* one step, .*, or set method.warmup"
-            ):
-                recipe.check_trains(rows)
-        else:
+        transformers_rate = linear_rate(recipe.warmup_steps(rows), steps)
+        idle_steps = [step for step in range(steps) if rate(recipe, rows, step) == 0]
+        assert idle_steps == [step for step in range(steps) if transformers_rate(step) == 0]
+        assert idle_steps == ([0] if ratio else [])
+        if len(idle_steps) < steps:
+            recipe.check_trains(rows)
+            continue
+        message = f"warmup_ratio={ratio}: .* one step, .*, or set method.warmup"
+        with pytest.raises(ConfigError, match=message):
             recipe.check_trains(rows)
 
 
-def test_a_phase_of_the_first_step_alone_is_said_to_train_nothing():
-    for ratio, steps, told in ((0.03, 2, True), (0.03, 3, True), (0.03, 4, False), (0.0, 2, False)):
-        recipe = FinetuneConfig(
-            schedule="none-router", epochs=1, warmup_ratio=ratio, max_steps=steps
-        )
-        phase = [rate(recipe, 40, step) for step in range(recipe.ends(40)[0])]
-        assert (not any(phase)) == told
-        assert [note[:23] for note in recipe.notes(40)] == ["phase 1 trains nothing:"] * told
+@pytest.mark.parametrize(
+    ("ratio", "steps", "is_idle"),
+    [(0.03, 2, True), (0.03, 3, True), (0.03, 4, False), (0.0, 2, False)],
+)
+def test_a_phase_of_the_first_step_alone_is_said_to_train_nothing(ratio, steps, is_idle):
+    recipe = FinetuneConfig(schedule="none-router", epochs=1, warmup_ratio=ratio, max_steps=steps)
+    steps_of_first_phase = recipe.ends(40)[0]
+    rates = [rate(recipe, 40, step) for step in range(steps_of_first_phase)]
+    notes = recipe.notes(40)
+    if is_idle:
+        assert rates == [0.0] * steps_of_first_phase
+        [note] = notes
+        assert note.startswith("phase 1 trains nothing:")
+    else:
+        assert max(rates) > 0
+        assert notes == []
 
 
 def test_a_phases_own_rate_holds_in_it_and_the_routers_everywhere():
@@ -397,50 +489,70 @@ def test_steps_count_smaller_ones_at_the_end_of_an_epoch():
 
 
 TABLE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
-SHARED = {
-    line.split(" | ")[1].strip("`")
-    for line in TABLE.splitlines()
-    if line.startswith("| ") and line.split(" | ")[4:5] == ["yes"]
-}
-"""Types of models with shared experts."""
+
+
+def types_with_shared_experts() -> set[str]:
+    """Types of models that docs/models.md says have shared experts."""
+    types = set()
+    for line in TABLE.splitlines():
+        cells = line.split(" | ")
+        if line.startswith("| ") and cells[4:5] == ["yes"]:
+            types.add(cells[1].strip("`"))
+    return types
 
 
 @pytest.mark.parametrize("model_type", by_family(ZOO))
 def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_type):
     model = empty_model(small_config(model_type))
     groups = parameter_groups(model)
-    every = [id(parameter) for group in groups.values() for parameter in group]
-    assert sorted(every) == sorted(map(id, model.parameters()))
-    assert {parameter.shape[0] for parameter in groups["experts"]} <= {8, 10, 8 * 24}, (
-        "one slice per expert"
-    )
-    names = names_by_group(model)
-    routers, experts = names["router"], names["experts"]
-    assert not any("shared" in name or "attn" in name for name in routers | experts)
-    parameters = model.named_parameters()
-    wide = {name for name, own in parameters if own.dim() == 3 and ".experts." in name}
-    assert wide <= experts | {name for name in wide if "self_attention" in name}, (
-        "JetMoE's attention"
-    )
+    grouped = []
+    for parameters in groups.values():
+        grouped += [id(parameter) for parameter in parameters]
+    assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
+    for parameter in groups["experts"]:
+        assert parameter.shape[0] in (8, 10, 8 * 24), "one slice per expert"
     assert counts(groups)["router"] < counts(groups)["experts"]
-    shared = {name for name, _ in model.named_parameters() if "shared" in name}
+
+    names = names_by_group(model)
+    for name in names["router"] | names["experts"]:
+        assert "shared" not in name
+        assert "attn" not in name
+    shared = set()
+    for name, parameter in model.named_parameters():
+        if "shared" in name:
+            shared.add(name)
+        # JetMoE's attention has experts of its own
+        is_of_experts = ".experts." in name and "self_attention" not in name
+        if is_of_experts and parameter.dim() == 3:
+            assert name in names["experts"]
     assert names["shared_experts"] == shared
-    assert bool(shared) == (model_type in SHARED), "as docs/models.md says"
+    has_shared = model_type in types_with_shared_experts()
+    assert bool(shared) == has_shared, "as docs/models.md says"
 
 
-NAMES = {
-    "olmoe": ({"gate.weight"}, {"experts.gate_up_proj", "experts.down_proj"}),
-    "gpt_oss": (
-        {"router.weight", "router.bias"},
-        {f"experts.{half}_proj{end}" for half in ("gate_up", "down") for end in ("", "_bias")},
-    ),
-}
-
-
-@pytest.mark.parametrize("model_type", NAMES)
-def test_the_names_of_olmoe_and_gpt_oss_are_exactly_these(model_type):
+@pytest.mark.parametrize(
+    ("model_type", "routers", "experts"),
+    [
+        ("olmoe", ["gate.weight"], ["experts.gate_up_proj", "experts.down_proj"]),
+        (
+            "gpt_oss",
+            ["router.weight", "router.bias"],
+            [
+                "experts.gate_up_proj",
+                "experts.gate_up_proj_bias",
+                "experts.down_proj",
+                "experts.down_proj_bias",
+            ],
+        ),
+    ],
+)
+def test_the_names_of_olmoe_and_gpt_oss_are_exactly_these(model_type, routers, experts):
+    expected_routers = set()
+    expected_experts = set()
+    for layer in range(4):
+        prefix = f"model.layers.{layer}.mlp"
+        expected_routers.update(f"{prefix}.{name}" for name in routers)
+        expected_experts.update(f"{prefix}.{name}" for name in experts)
     names = names_by_group(empty_model(small_config(model_type)))
-    for group, wanted in zip(("router", "experts"), NAMES[model_type], strict=True):
-        assert names[group] == {
-            f"model.layers.{layer}.mlp.{name}" for layer in range(4) for name in wanted
-        }
+    assert names["router"] == expected_routers
+    assert names["experts"] == expected_experts

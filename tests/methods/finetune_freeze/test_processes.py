@@ -1,8 +1,8 @@
 """Two processes train as one does, DDP and FSDP.
 
-Broken by: processes that drift apart after a phase begins, a step over other conversations than a single process
-takes, frozen tensors that move, a part of the optimizer's state lost between phases or by a kill, a failure of one
-process that the others wait for.
+Broken by: processes that drift apart after a phase begins, a step over other conversations than a
+single process takes, frozen tensors that move, a part of the optimizer's state lost between phases
+or by a kill, a failure of one process that the others wait for.
 """
 
 import json
@@ -211,7 +211,7 @@ def test_two_processes_measure_experts_as_one_does(launch, alone):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_the_auxiliary_loss_counts_no_empty_passes(count, launch, alone):
-    """9 rows: the last step has a pass with half a batch in one process, and an empty one in the other."""
+    """The last step of 9 rows has half a batch in one process and an empty pass in the other."""
     folder = launch.folder / str(count)
     one_process = alone(count=count, **AUXILIARY)
     for name, tensor in after_phase(folder, 3).weights.items():
@@ -270,7 +270,10 @@ def by_accelerate(overrides: list[str]) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 def test_the_command_by_accelerate_with_fsdp(tmp_path, capsys):
-    """One process reports; the folder is a model like any other; another number of processes does not continue it."""
+    """One process reports, and the folder is a model like any other.
+
+    Another number of processes does not continue the training.
+    """
     overrides = [
         "method=finetune-freeze",
         "method.schedule=none-router",

@@ -1,7 +1,8 @@
 """`method.dataset=reference`: fine-tuning on C3PO's reference questions.
 
-Broken by: rows that are not what lm-eval scores, a loss on the prompt, a test question that is trained on, another
-reference set than C3PO's, a chat template around prompts that the run asks without one.
+Broken by: rows that are not what lm-eval scores, a loss on the prompt, a test question that is
+trained on, another reference set than C3PO's, a chat template around prompts that the run asks
+without one.
 """
 
 import pytest

@@ -1,6 +1,8 @@
-"""A fine-tuning as a whole. Broken by: a frozen tensor that moves by a bit, a trained one that does not, a key
-that does not reach transformers, memory of moments that an optimizer does not keep, a held-out conversation that is
-trained on, the weights of another epoch than the best.
+"""A fine-tuning as a whole.
+
+Broken by: a frozen tensor that moves by a bit, a trained one that does not, a key that does not
+reach transformers, memory of moments that an optimizer does not keep, a held-out conversation that
+is trained on, the weights of another epoch than the best.
 """
 
 import json
@@ -144,8 +146,13 @@ def test_routers_alone_are_trained_where_all_else_is_frozen(family, tmp_path, wa
     last = watch.states[-1]
     assert unchanged_names(first, last) == first.keys() - routers
 
-    weights = [own for name, own in plain.named_parameters() if name in routers and own.ndim > 1]
-    biases = [own for name, own in plain.named_parameters() if name in routers and own.ndim == 1]
+    weights = []
+    biases = []
+    for name, parameter in plain.named_parameters():
+        if name in routers and parameter.ndim > 1:
+            weights.append(parameter)
+        elif name in routers:
+            biases.append(parameter)
     decayed = {"params": weights, "weight_decay": 0.1}
     not_decayed = {"params": biases, "weight_decay": 0.0}  # as in transformers
     optimizer = torch.optim.AdamW([decayed, not_decayed])
@@ -160,8 +167,8 @@ def test_routers_alone_are_trained_where_all_else_is_frozen(family, tmp_path, wa
         plain(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_([*weights, *biases], 1.0)
         optimizer.step()
-    for name, own in plain.named_parameters():
-        assert torch.allclose(own, last[name], atol=1e-6), name
+    for name, parameter in plain.named_parameters():
+        assert torch.allclose(parameter, last[name], atol=1e-6), name
 
 
 @pytest.mark.parametrize("router", ["word", "expert"])
@@ -212,7 +219,10 @@ def test_the_reported_memory_is_what_the_optimizer_holds(tmp_path, monkeypatch):
 
 
 def auxiliary_loss(router_logits: list[torch.Tensor], top_k: int) -> torch.Tensor:
-    """E times the sum over experts of f (selections per token) times P (mean probability), over all layers' tokens."""
+    """E times the sum over experts of f times P, over the tokens of all layers.
+
+    f is the expert's number of selections per token, P its mean probability.
+    """
     logits_TE = torch.cat(router_logits)
     tokens, experts = logits_TE.shape
     choices = logits_TE.topk(top_k).indices.flatten().tolist()
@@ -229,7 +239,10 @@ def log_lines(folder: Path) -> list[dict]:
 
 @pytest.mark.parametrize("family", ["olmoe", "mixtral"])
 def test_a_steps_gradient_is_that_of_the_formula(family, tmp_path, monkeypatch):
-    """Cross-entropy per answer token of the step, and the weight times the passes' mean auxiliary loss."""
+    """The loss is the cross-entropy per answer token of the step and the weighted auxiliary loss.
+
+    The auxiliary loss is the mean over the step's passes.
+    """
     gradients = {}
 
     def record(self, model):

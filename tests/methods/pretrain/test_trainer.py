@@ -1,7 +1,8 @@
 """The objective of a pre-training, its log and its held-out loss.
 
-Broken by: a coefficient that is scaled by layers, passes, experts or not at all; transformers' own auxiliary loss on top;
-a logged loss with regularizers in it; a noise schedule that ends elsewhere; held-out rows in other passes or with noise.
+Broken by: a coefficient that is scaled by layers, passes, experts or not at all; transformers' own
+auxiliary loss on top; a logged loss with regularizers in it; a noise schedule that ends elsewhere;
+held-out rows in other passes or with noise.
 """
 
 import json
@@ -116,7 +117,7 @@ def cross_entropy(logits: Tensor, ids: Tensor) -> Tensor:
 def gradients_of_formula(
     training: PretrainingInputs, weights: dict[str, Tensor], doubled: str | None = None
 ) -> dict[str, Tensor]:
-    """Gradients of step 0 at these weights; `doubled` is a part whose coefficient is twice as large."""
+    """Gradients of step 0 at these weights. The part `doubled` has twice its coefficient."""
     design = training.design
     coefficients = {
         "loss": 1.0,
@@ -162,9 +163,10 @@ def distance(gradients: dict[str, Tensor], other_gradients: dict[str, Tensor]) -
     [("olmoe", 2), ("deepseek", 2), ("shared", 1), ("word", 2), ("expert", 2)],
 )
 def test_a_steps_gradient_is_that_of_the_formula(name, accumulation, tmp_path, steps):
-    """Cross-entropy per token; of each regularizer the mean over passes and MoE layers times its coefficient.
+    """The loss is the cross-entropy per token and the regularizers times their coefficients.
 
-    A coefficient that is twice as large changes the gradient by 100 times what rounding does.
+    Each regularizer is the mean over passes and MoE layers. A coefficient that is twice as large
+    changes the gradient by 100 times what rounding does.
     """
     settings = HEAVY | DESIGNS[name] | {"steps": 1, "gradient_accumulation": accumulation}
     training = training_of(tmp_path, **settings)

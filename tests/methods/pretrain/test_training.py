@@ -1,8 +1,10 @@
-"""A pre-training as a whole: resumed, in two processes, its record, and the leak of a model that is not causal.
+"""A pre-training as a whole: resumed, in two processes, its record and its leak.
 
-Broken by: noise, order or moments that a resume draws again, a line of the log that is written twice, processes that
-take other rows than one does, counts of parameters with embeddings or idle experts, short
-prefixes that count as information from later tokens, a causal model with a leak.
+The leak is what a model that is not causal gains by later tokens.
+
+Broken by: noise, order or moments that a resume draws again, a line of the log that is written
+twice, processes that take other rows than one does, counts of parameters with embeddings or idle
+experts, short prefixes that count as information from later tokens, a causal model with a leak.
 """
 
 import json
@@ -62,7 +64,10 @@ WEIGHTS = (7102.1237, 0.00417524, -0.00018160, -0.0107005)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", first_fast(("bias", "olmoe", "word-hash", "word"), 2))
 def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path):
-    """Weights and log, with noise; it was stopped in the step after a checkpoint, and in the next one."""
+    """Weights and log are the same, even with noise.
+
+    The training was stopped in the step after a checkpoint, and then in the next step.
+    """
     settings = KINDS[kind] | SAVED
     whole = train(training_of(tmp_path / "whole", **settings))
     cut = training_of(tmp_path / "cut", **settings)
@@ -72,8 +77,10 @@ def test_a_resumed_training_ends_in_the_same_bytes(kind, tmp_path):
         assert last_checkpoint(cut.folder / "checkpoints").name == "checkpoint-2"
     resumed = train(cut)
     assert_same(whole.model.state_dict(), resumed.model.state_dict())
-    logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("whole", "cut")]
-    assert logs[0] == logs[1] and logs[0].count('"loss"') == 3
+    log_of_whole = (tmp_path / "whole" / "log.jsonl").read_text()
+    log_of_cut = (tmp_path / "cut" / "log.jsonl").read_text()
+    assert log_of_cut == log_of_whole
+    assert log_of_whole.count('"loss"') == 3
 
 
 def test_the_speed_is_that_of_the_last_session(tmp_path, capsys):
@@ -81,19 +88,21 @@ def test_the_speed_is_that_of_the_last_session(tmp_path, capsys):
     cut = training_of(tmp_path, **SAVED | {"save_steps": 3})
     with interrupted(3, "gradient"):
         train(cut)
-    session = train_together(cut)[1]["last_session"]
+    _, info = train_together(cut)
     assert f"{cut.folder.name}: training, continuing at step 3 of 5\n" in capsys.readouterr().err
-    assert session["tokens_per_second"] * session["seconds"] == pytest.approx(2 * 2 * 2 * 12)
+    session = info["last_session"]
+    tokens_of_two_steps = 2 * 2 * 2 * 12
+    assert session["tokens_per_second"] * session["seconds"] == pytest.approx(tokens_of_two_steps)
 
 
 def test_a_training_that_was_done_but_not_written_ends_at_once(tmp_path):
     training = training_of(tmp_path, save_steps=3)
-    first, told = train_together(training)
-    again, retold = train_together(training)
-    assert_same(first.state_dict(), again.state_dict())
-    assert told.pop("last_session")["tokens_per_second"] > 0
-    assert retold.pop("last_session")["tokens_per_second"] is None, "it trained nothing"
-    assert told == retold
+    model, info = train_together(training)
+    model_again, info_again = train_together(training)
+    assert_same(model.state_dict(), model_again.state_dict())
+    assert info.pop("last_session")["tokens_per_second"] > 0
+    assert info_again.pop("last_session")["tokens_per_second"] is None, "it trained nothing"
+    assert info_again == info
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +112,8 @@ def two(tmp_path_factory) -> Path:
     def make(folder: Path) -> None:
         trainings = {folder / kind: settings | SHARED for kind, settings in KINDS.items()}
         log = folder / "ranks.log"
-        assert fork_ranks(pretrain_in_turn, trainings, log=log) == [0, 0], log.read_text()
+        codes = fork_ranks(pretrain_in_turn, trainings, log=log)
+        assert codes == [0, 0], log.read_text()
 
     return made_once(tmp_path_factory, "pretrained-by-two", make)
 
@@ -111,24 +121,33 @@ def two(tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_train_as_one_does(kind, two, tmp_path):
-    """One process takes two passes a step, two processes one each: the same rows, noise and mean losses."""
-    one = train(training_of(tmp_path, **KINDS[kind], **SHARED))
-    ranks = [torch.load(two / kind / f"rank{rank}.pt") for rank in (0, 1)]
-    assert_same(*ranks)
-    for name, value in one.model.state_dict().items():
-        torch.testing.assert_close(ranks[0][name], value, atol=1e-5, rtol=0, msg=name)
-    logs = ((folder / "log.jsonl").read_text().splitlines() for folder in (tmp_path, two / kind))
-    for mine, other in zip(*(map(json.loads, lines) for lines in logs), strict=True):
-        assert mine.keys() == other.keys()
-        for key, value in mine.items():
-            assert other[key] == pytest.approx(value, abs=2e-5), key
+    """One process takes two passes a step, each of two processes takes one.
+
+    Rows, noise and mean losses are the same.
+    """
+    by_one_process = train(training_of(tmp_path, **KINDS[kind], **SHARED))
+    weights_of_rank_0 = torch.load(two / kind / "rank0.pt")
+    weights_of_rank_1 = torch.load(two / kind / "rank1.pt")
+    assert_same(weights_of_rank_0, weights_of_rank_1)
+    for name, weight in by_one_process.model.state_dict().items():
+        torch.testing.assert_close(weights_of_rank_0[name], weight, atol=1e-5, rtol=0, msg=name)
+    for expected, line in zip(log_lines(tmp_path), log_lines(two / kind), strict=True):
+        assert line.keys() == expected.keys()
+        for key, value in expected.items():
+            assert line[key] == pytest.approx(value, abs=2e-5), key
+
+
+def log_lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 def test_every_machine_begins_with_the_same_rows_and_weights():
-    """Those of model=toy-rules and seed 0. If they change, the numbers of docs/effects.md have to be measured again."""
-    recipe = yaml.safe_load((resource_folder("conf") / "model" / "toy-rules.yaml").read_text())[
-        "recipe"
-    ]
+    """The rows and weights are those of model=toy-rules and seed 0.
+
+    If they change, the numbers of docs/effects.md have to be measured again.
+    """
+    file = resource_folder("conf") / "model" / "toy-rules.yaml"
+    recipe = yaml.safe_load(file.read_text())["recipe"]
     short = PretrainConfig(**recipe | {"steps": 4})
     config = Config(method=short)
     corpus = read_corpus(config, short.dataset, None)
@@ -136,12 +155,14 @@ def test_every_machine_begins_with_the_same_rows_and_weights():
     taken, _ = pack(corpus, tokenizer, rows=short.rows, held_out=2, length=short.sequence_length)
     digest = sha256()
     order = PackedRows(taken, seed=0, count=short.rows)
-    for row in (order[index] for index in range(len(order))):
-        digest.update(row["input_ids"].numpy().tobytes())
+    for index in range(len(order)):
+        digest.update(order[index]["input_ids"].numpy().tobytes())
     assert digest.hexdigest()[:16] == ROWS
+
     set_seed(0)
     model = AutoModelForCausalLM.from_config(architecture(short, tokenizer), dtype=torch.float32)
-    weights = torch.cat([weight.detach().flatten().double() for weight in model.parameters()])
+    flat = [parameter.detach().flatten().double() for parameter in model.parameters()]
+    weights = torch.cat(flat)
     # random numbers of a normal distribution differ in their last digits between CPUs
     assert weights.abs().sum().item() == pytest.approx(WEIGHTS[0], rel=1e-5)
     assert weights[:3].tolist() == pytest.approx(WEIGHTS[1:], abs=1e-6)
@@ -152,110 +173,153 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth():
     rates = [learning_rate(recipe, step) for step in range(101)]
     assert recipe.warmup_steps == 10
     assert rates[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
-    assert (
-        rates[10] == 1.0 and rates[55] == pytest.approx(0.55) and rates[100] == pytest.approx(0.1)
-    )
-    assert all(one > other for one, other in pairwise(rates[10:]))
+    assert rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.55)
+    assert rates[100] == pytest.approx(0.1)
+    for rate, next_rate in pairwise(rates[10:]):
+        assert next_rate < rate
     assert learning_rate(design(steps=1, warmup_ratio=0.0), 0) == 1.0
-    assert learning_rate(design(steps=1, warmup_ratio=0.1), 0) == 0.5, (
-        "one step of warm-up trains, too"
-    )
+    only_warmup = design(steps=1, warmup_ratio=0.1)
+    assert learning_rate(only_warmup, 0) == 0.5, "one step of warm-up trains, too"
 
 
 def test_the_steps_are_adamws_with_clipping_schedule_and_decay(tmp_path):
-    """By a plain loop: betas 0.9 and 0.95, clipped at norm 1, no decay of norms; from the seed's own first weights."""
-    settings = {"backbone": "dense", "steps": 4, "warmup_ratio": 0.4}
-    settings |= {"weight_decay": 0.5, "learning_rate": 0.02}
+    """A plain loop from the seed's first weights ends in the same weights.
+
+    Its AdamW has betas 0.9 and 0.95, clips at norm 1 and does not decay norms.
+    """
+    settings = {
+        "backbone": "dense",
+        "steps": 4,
+        "warmup_ratio": 0.4,
+        "weight_decay": 0.5,
+        "learning_rate": 0.02,
+    }
     training = training_of(tmp_path, count=5, seed=3, **settings)
-    found = train(training).model.state_dict()
+    trained = train(training).model.state_dict()
+
     set_seed(3)
     config = architecture(training.design, training.tokenizer)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
-    norms = [own for name, own in model.named_parameters() if "norm" in name]
-    others = [own for name, own in model.named_parameters() if "norm" not in name]
-    groups = [{"params": norms, "weight_decay": 0.0}, {"params": others, "weight_decay": 0.5}]
+    norms = []
+    matrices = []
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            norms.append(parameter)
+        else:
+            matrices.append(parameter)
+    groups = [{"params": norms, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 0.5}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
     packed = PackedRows(training.rows, seed=3, count=8)
-    sizes = []
+    gradient_norms = []
     for step in range(4):
         ids = torch.stack([packed[2 * step + number]["input_ids"] for number in range(2)])
         model.zero_grad()
         model(ids, labels=ids).loss.backward()
-        sizes.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        gradient_norms.append(gradient_norm.item())
         for group in optimizer.param_groups:
             group["lr"] = 0.02 * learning_rate(training.design, step)
         optimizer.step()
-    assert min(sizes) > 1, "clipping counts"
-    for name, own in model.state_dict().items():
-        torch.testing.assert_close(found[name], own, atol=1e-5, rtol=0, msg=name)
+    assert min(gradient_norms) > 1, "clipping counts"
+    for name, expected in model.state_dict().items():
+        torch.testing.assert_close(trained[name], expected, atol=1e-5, rtol=0, msg=name)
 
 
 def test_the_record_counts_what_was_trained(tmp_path):
-    model, told = train_together(training_of(tmp_path, gradient_accumulation=2, steps=3, experts=6))
-    assert (told["steps"], told["tokens"]) == (3, 3 * 2 * 2 * 12)
-    assert told["leak"] is None and told["processes"] == 1
-    session = told["last_session"]
-    assert session["tokens_per_second"] == pytest.approx(144 / session["seconds"])
+    training = training_of(tmp_path, gradient_accumulation=2, steps=3, experts=6)
+    model, info = train_together(training)
+    tokens = 3 * 2 * 2 * 12
+    assert info["steps"] == 3
+    assert info["tokens"] == tokens
+    assert info["leak"] is None
+    assert info["processes"] == 1
+    session = info["last_session"]
+    assert session["tokens_per_second"] == pytest.approx(tokens / session["seconds"])
     assert 2**20 < session["peak_memory_bytes"] < 2**36
-    attention, norms = 4 * 32 * 32, 4 * 32  # of the layer, of queries and keys
-    layer, expert = attention + norms + 6 * 32, 3 * 32 * 16
-    total, active = (2 * (layer + count * expert) + 32 for count in (6, 2))
-    assert told["parameters"] == {"total": total, "active": active}
-    assert parameters_of(model) == told["parameters"]
-    assert model.config.use_cache and model.generation_config.eos_token_id == 256
-    [line, _] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert told["first_loss"] == told["last_loss"] == line["loss"]
+
+    attention = 4 * 32 * 32
+    norms = 4 * 32  # two of the layer, one of queries and one of keys
+    router = 6 * 32
+    layer = attention + norms + router
+    expert = 3 * 32 * 16
+    last_norm = 32
+    assert info["parameters"] == {
+        "total": 2 * (layer + 6 * expert) + last_norm,
+        "active": 2 * (layer + 2 * expert) + last_norm,
+    }
+    assert parameters_of(model) == info["parameters"]
+    assert model.config.use_cache
+    assert model.generation_config.eos_token_id == 256
+    loss_line, _ = log_lines(tmp_path)
+    assert info["first_loss"] == loss_line["loss"]
+    assert info["last_loss"] == loss_line["loss"]
 
 
 @pytest.mark.slow
 def test_experts_are_computed_as_is_asked(tmp_path):
     """By each implementation of `model.experts_implementation`, those of this package included."""
-    trained = {}
+    models = {}
     for name in get_args(ExpertsImplementation):
         training = training_of(tmp_path / name, steps=1)
-        model = ModelConfig(experts_implementation=name)
-        trained[name] = train(replace(training, config=replace(training.config, model=model))).model
-        assert trained[name].config._experts_implementation == name
-    for model in trained.values():
-        for mine, plain in zip(model.parameters(), trained["eager"].parameters(), strict=True):
-            torch.testing.assert_close(mine, plain, atol=1e-5, rtol=0)
+        config = replace(training.config, model=ModelConfig(experts_implementation=name))
+        models[name] = train(replace(training, config=config)).model
+        assert models[name].config._experts_implementation == name
+    expected = models["eager"].state_dict()
+    for model in models.values():
+        for name, weight in model.state_dict().items():
+            torch.testing.assert_close(weight, expected[name], atol=1e-5, rtol=0)
 
 
-def slowly(model, held_out, position):
-    """The three losses of one row's target at `position`, each by a pass of its own."""
-    row, other = (torch.from_numpy(ids).long() for ids in held_out)
-    mixed = torch.cat([row[:position], other[position:]])
-    with torch.no_grad():
-        logits = [
-            model(input_ids=ids[None]).logits[0, position - 1]
-            for ids in (row, mixed, row[:position])
-        ]
-    return [torch.nn.functional.cross_entropy(each, row[position]).item() for each in logits]
+def losses_by_single_passes(model, row, other_row, position: int) -> list[float]:
+    """The three losses of the target at `position` of a row.
+
+    The model reads the whole row, the row with the later tokens of another row, and the prefix.
+    """
+    prefix = row[:position]
+    with_another_rows_tokens = torch.cat([prefix, other_row[position:]])
+    losses = []
+    for ids in (row, with_another_rows_tokens, prefix):
+        with torch.no_grad():
+            logits = model(input_ids=ids[None]).logits[0, position - 1]
+        losses.append(torch.nn.functional.cross_entropy(logits, row[position]).item())
+    return losses
 
 
 @pytest.mark.parametrize("most, positions", [(128, range(1, 9)), (3, (1, 4, 8))])
 def test_its_parts_are_those_of_passes_over_each_row_alone(most, positions, monkeypatch):
-    """At all targets of a row, or at evenly spaced ones, of three rows of four. Each target has a logit in each pass."""
+    """The targets are all of a row, or evenly spaced ones, of three rows of four.
+
+    Each target has a logit in each pass.
+    """
     monkeypatch.setattr(module, "POSITIONS", most)
     monkeypatch.setattr(module, "ROWS", 3)
-    held_out, computed = rows(4, 9, seed=5), []
+    held_out = rows(4, 9, seed=5)
     model = made("expert").train()
-    with model.lm_head.register_forward_hook(
-        lambda head, args, logits: computed.append(logits.shape[1])
-    ):
-        told = leak(model, held_out)
-    assert sum(computed) == 3 * len(positions) and not model.training
-    pairs = [(held_out[r], held_out[(r + 1) % 3]) for r in range(3)]
-    losses = torch.tensor(
-        [slowly(model, pair, position) for pair in pairs for position in positions]
-    )
-    whole, replaced, short = losses.mean(0).tolist()
-    assert (told["rows"], told["positions"]) == (3, len(positions))
-    assert told["loss_with_later_tokens"] == pytest.approx(whole, abs=1e-5)
-    assert told["loss_with_another_rows"] == pytest.approx(replaced, abs=1e-5)
-    assert told["loss_without"] == pytest.approx(short, abs=1e-5)
-    assert told["later_tokens"]["difference"] == pytest.approx(replaced - whole, abs=1e-5)
-    assert told["short_prefixes"]["difference"] == pytest.approx(short - replaced, abs=1e-5)
-    for part in (told, told["later_tokens"], told["short_prefixes"]):
+    positions_of_passes = []
+
+    def count_positions(head, args, logits) -> None:
+        positions_of_passes.append(logits.shape[1])
+
+    with model.lm_head.register_forward_hook(count_positions):
+        result = leak(model, held_out)
+    assert sum(positions_of_passes) == 3 * len(positions)
+    assert not model.training
+
+    all_losses = []
+    for number in range(3):
+        row = torch.from_numpy(held_out[number]).long()
+        next_row = torch.from_numpy(held_out[(number + 1) % 3]).long()
+        for position in positions:
+            all_losses.append(losses_by_single_passes(model, row, next_row, position))
+    whole, replaced, short = torch.tensor(all_losses).mean(0).tolist()
+    assert result["rows"] == 3
+    assert result["positions"] == len(positions)
+    assert result["loss_with_later_tokens"] == pytest.approx(whole, abs=1e-5)
+    assert result["loss_with_another_rows"] == pytest.approx(replaced, abs=1e-5)
+    assert result["loss_without"] == pytest.approx(short, abs=1e-5)
+    assert result["later_tokens"]["difference"] == pytest.approx(replaced - whole, abs=1e-5)
+    assert result["short_prefixes"]["difference"] == pytest.approx(short - replaced, abs=1e-5)
+    for part in (result, result["later_tokens"], result["short_prefixes"]):
         low, high = part["ci95"]
         assert low <= part["difference"] <= high

@@ -1,7 +1,7 @@
 """Figures of metrics=expert.
 
-Broken by: counts of another layer or pair, a share over the wrong axis, a probability of an expert that was never
-selected, an expert that a layer does not have, a metric of other tokens.
+Broken by: counts of another layer or pair, a share over the wrong axis, a probability of an expert
+that was never selected, an expert that a layer does not have, a metric of other tokens.
 """
 
 import numpy as np

@@ -1,8 +1,10 @@
-"""Samplers, pruners and databases of Optuna: tuning.sampler, tuning.pruner, tuning.storage, tuning.timeout.
+"""Samplers, pruners and databases of Optuna.
 
-Broken by: a sampler whose choices depend on where a study was interrupted, one that is refused without a reason or
-imports code from anywhere, a pruner that is never asked, two machines that compute one trial, a trial that stays lost, a
-password in a file, a study without end.
+The keys are tuning.sampler, tuning.pruner, tuning.storage and tuning.timeout.
+
+Broken by: a sampler whose choices depend on where a study was interrupted, one that is refused
+without a reason or imports code from anywhere, a pruner that is never asked, two machines that
+compute one trial, a trial that stays lost, a password in a file, a study without end.
 """
 
 import multiprocessing
@@ -326,7 +328,8 @@ def check_two_machines(folder: Path, url: str) -> None:
     first = (folder / "a" / "x" / "numbers").read_text().split()
     second = (folder / "b" / "x" / "numbers").read_text().split()
     assert sorted(map(int, [*first, *second])) == list(range(30))
-    assert first and second
+    assert first != []
+    assert second != []
     study = optuna.load_study(study_name="x", storage=url)
     assert all(value == 0.0 for value in study.trials[0].params.values()), "the base model"
     complete = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
@@ -420,18 +423,18 @@ def test_a_database_that_does_not_answer_is_named(tmp_path, capsys):
 
 def test_the_password_comes_from_the_environment_alone(tmp_path, monkeypatch):
     monkeypatch.setenv(shared_storage.PASSWORD, "secret7391")
-    seen = []
-    plain = shared_storage.RDBStorage
+    urls = []
+    storage_class = shared_storage.RDBStorage
 
-    def recorded(url: str, **options: Any) -> Any:
-        seen.append(url)
-        return plain(f"sqlite:///{tmp_path}/trials.db", **options)
+    def record(url: str, **options: Any) -> Any:
+        urls.append(url)
+        return storage_class(f"sqlite:///{tmp_path}/trials.db", **options)
 
-    monkeypatch.setattr(shared_storage, "RDBStorage", recorded)
+    monkeypatch.setattr(shared_storage, "RDBStorage", record)
     url = "postgresql+psycopg2://me@host/db"
     with shared(tmp_path / "x", url, 1) as trials:
         trials.tell(trials.claim(), 1.0)
-    assert seen == ["postgresql+psycopg2://me:secret7391@host/db"]
+    assert urls == ["postgresql+psycopg2://me:secret7391@host/db"]
     for file in tmp_path.rglob("*"):
         if file.is_file():
             assert b"secret7391" not in file.read_bytes(), file

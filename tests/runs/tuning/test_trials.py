@@ -110,7 +110,7 @@ def test_a_storage_that_cannot_be_used_is_named(tmp_path):
     run(tmp_path, search(2))
     (tmp_path / "storage.db").write_bytes(b"no database at all" * 100)
     message = r"storage\.db could not be read .*\n.*move its folder away"
-    with pytest.raises(ResultsError, match=message), storage_errors(tmp_path):
+    with pytest.raises(ResultsError, match=message), storage_errors(tmp_path, None):
         run(tmp_path, search(3))
 
 

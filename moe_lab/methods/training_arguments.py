@@ -7,7 +7,7 @@ that key (`same_keys`), so that both spellings are one training.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, get_type_hints
 
@@ -178,13 +178,13 @@ class TrainerConfig(Method.Config):
 
         Raises ConfigError.
         """
-        taken = {}
+        taken: dict[str, Any] = {}
         checked = _checked(self.trainer, self.refused_fields, self.same_keys)
         for name, value in checked.items():
             if name in self.same_keys:
                 self._take_key(self.same_keys[name], value, name)
-            elif name == "warmup_steps" and value < 1 and hasattr(self, "warmup_ratio"):
-                self._take_key("warmup_ratio", value, name)
+            elif name == "warmup_steps" and hasattr(self, "warmup_ratio"):
+                self._take_warmup(value, taken)
             elif name == "bf16" or value != self._default(name):
                 taken[name] = value
         self.trainer = taken
@@ -194,6 +194,31 @@ class TrainerConfig(Method.Config):
                     f"method.trainer.{name} has no effect without method.trainer.{other}. Give "
                     "that, too."
                 )
+
+    def _take_warmup(self, value: float, taken: dict[str, Any]) -> None:
+        """Give a share of the steps to `warmup_ratio`, and keep a number of steps in `taken`.
+
+        Raises ConfigError if both are given.
+        """
+        if value < 1:
+            self._take_key("warmup_ratio", value, "warmup_steps")
+            return
+        ratio = getattr(self, "warmup_ratio", None)
+        if ratio != type(self).__dataclass_fields__["warmup_ratio"].default:
+            raise _same_setting("warmup_steps", value, "warmup_ratio", ratio)
+        taken["warmup_steps"] = value
+
+    def check_typed(self, given: Mapping[str, Any], typed: Collection[str]) -> None:
+        """Raise ConfigError for a setting that is typed as a key and as a field, differently.
+
+        Args:
+            given: the keys of the method before a field became one of them.
+            typed: the names of the overrides.
+        """
+        for name, key in self.same_keys.items():
+            is_typed_twice = {f"method.{key}", f"method.trainer.{name}"} <= set(typed)
+            if is_typed_twice and given[key] != getattr(self, key):
+                raise _same_setting(name, getattr(self, key), key, given[key])
 
     def _value_of(self, name: str) -> Any:
         """The value of a field, which may be a key of the method; None if it is not given."""
@@ -207,10 +232,7 @@ class TrainerConfig(Method.Config):
         default = type(self).__dataclass_fields__[key].default
         current = getattr(self, key)
         if current not in (default, typed):
-            raise ConfigError(
-                f"method.trainer.{name}={value} and method.{key}={current} are the same setting. "
-                "Give one of them."
-            )
+            raise _same_setting(name, value, key, current)
         setattr(self, key, typed)
 
     def _default(self, name: str) -> Any:
@@ -240,6 +262,13 @@ class TrainerConfig(Method.Config):
     def training_arguments(self) -> dict[str, Any]:
         """Arguments of TrainingArguments: the defaults of this training, and the given fields."""
         return {**self.trainer_defaults, **self.trainer}
+
+
+def _same_setting(name: str, value: Any, key: str, other_value: Any) -> ConfigError:
+    return ConfigError(
+        f"method.trainer.{name}={value} and method.{key}={other_value} are the same setting. Give "
+        "one of them."
+    )
 
 
 def argument_defaults() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from moe_lab.config.schema import EMBEDDED_MODELS, GROUP_CONFIGS, KEYS, Config, 
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import TEXT_KEYS, config_class, get_method, methods_with
+from moe_lab.methods.training_arguments import TrainerConfig
 from moe_lab.models.load_options import with_load
 from moe_lab.reports.wandb_init import checked_init
 
@@ -86,6 +87,9 @@ def to_config(cell: Cell) -> Config:
     method_class = get_method(method_name)
     schema = config_class(method_name, method)
     sections["method"] = build(schema, method, prefix="method.", owners=methods_with)
+    if isinstance(sections["method"], TrainerConfig):
+        typed = [override.partition("=")[0].lstrip("+") for override in cell.overrides]
+        sections["method"].check_typed(method, typed)
     if sections["task"].answer is None and method_class.answer:
         sections["task"] = replace(sections["task"], answer=method_class.answer)
     settings = {key: value for key, value in values.items() if key not in sections}

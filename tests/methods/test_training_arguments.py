@@ -25,6 +25,7 @@ from moe_lab.methods.trainer import check_fields, own_checkpoint, settings_of
 from moe_lab.methods.training_arguments import ALIASES, NOT_WEIGHTS, REFUSED, TrainerConfig
 from moe_lab.methods.training_memory import moment_bytes
 from moe_lab.methods.virtual_tokens.method import SoftPrompt
+from tests.support.command import run_command
 from tests.support.models import small_model
 from tests.support.trainings import assert_same, config_of, interrupted, rows, train, training_of
 
@@ -217,6 +218,22 @@ def test_a_field_and_the_key_that_means_the_same_are_one_training(field, value, 
             FinetuneConfig(trainer={field: value}, **{key: other[key]})
 
 
+def test_steps_and_a_share_of_warm_up_are_not_given_together():
+    assert FinetuneConfig(trainer={"warmup_steps": 5}).warmup_steps(400) == 5
+    with pytest.raises(ConfigError, match=r"warmup_steps=5.*warmup_ratio=0.5.*same setting"):
+        FinetuneConfig(trainer={"warmup_steps": 5}, warmup_ratio=0.5)
+
+
+def test_a_default_that_is_typed_contradicts_a_field(tmp_path, capsys):
+    command = ["method=finetune-freeze", "mode=plan", f"output_dir={tmp_path}"]
+    typed = ["method.epochs=3", "method.trainer.num_train_epochs=2"]
+    ended = run_command(capsys, *command, *typed)
+    assert ended.code == 2
+    assert "num_train_epochs=2 and method.epochs=3 are the same setting" in ended.err
+    equal = ["method.epochs=2", "method.trainer.num_train_epochs=2"]
+    assert run_command(capsys, *command, *equal).code == 0
+
+
 def test_bf16_is_the_runs_dtype():
     method = FinetuneConfig(trainer={"bf16": True})
     assert Config(method=method).dtype == "bfloat16"
@@ -310,7 +327,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 def test_a_training_is_that_of_the_plain_trainer(name, tmp_path):
     given = RECIPES[name]
     trained = deepcopy(small_model("olmoe"))
-    settings = {"count": 7, "epochs": 2, "gradient_accumulation": 2, "warmup_ratio": 0.0}
+    settings = {"count": 7, "epochs": 2, "gradient_accumulation": 2}
+    if "warmup_steps" not in given:
+        settings["warmup_ratio"] = 0.0
     in_order = {"train_sampling_strategy": "sequential"}
     train(trained, tmp_path / "ours", trainer=in_order | given, **settings)
 

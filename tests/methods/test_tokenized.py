@@ -424,7 +424,7 @@ def test_the_digest_is_of_both_parts():
         '{"text": "a"}',
         "[1]",
         '{"messages": ["a"]}',
-        '{"conversations": [1, 2]}',
+        '{"conversations": [null, "a"]}',
         '{"messages": [{"role": "bot", "content": "a"}]}',
         '{"messages": [{"role": "user", "content": null}]}',
     ],

@@ -2,7 +2,7 @@
 
 The other keys are arguments of the class:
 
-    tuning.sampler._target_=optuna.samplers.CmaEsSampler tuning.sampler.sigma0=0.2
+    tuning.sampler._target_=optuna.samplers.CmaEsSampler tuning.sampler.n_startup_trials=3
 
 https://optuna.readthedocs.io/en/stable/reference/samplers/index.html
 """
@@ -53,6 +53,7 @@ def check_objects(
         pruner_of(pruner, dirs)
     if not sampler:
         return
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     if "seed" in sampler:
         raise ConfigError("tuning.sampler.seed is not taken: it is a key of the run. Use seed=.")
     if isinstance(sampler_of(sampler, dirs, seed=0), optuna.samplers.GridSampler):

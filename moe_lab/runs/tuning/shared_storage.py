@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from contextlib import suppress
 from typing import Any
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.exceptions import (
+    ExperimentalWarning,
+    StorageInternalError,
+    UpdateFinishedTrialError,
+)
 from optuna.storages import RDBStorage
 from optuna.trial import Trial, TrialState
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from moe_lab.errors import ConfigError, first_line
 from moe_lab.runs.tuning.trials import Trials
 
 PASSWORD = "OPTUNA_STORAGE_PASSWORD"
 """The environment variable with the password of the database."""
+ATTEMPTS = 4
+"""Attempts to open the database, a second apart."""
 HEARTBEAT = 5
 """Seconds between two signs of a process that computes a trial."""
 SECRETS = frozenset({"password", "passwd", "sslpassword"})
@@ -77,11 +84,12 @@ class SharedTrials(Trials):
             url = url.set(password=password)
         # of heartbeats, which Optuna calls experimental, and of asking and telling with them
         warnings.filterwarnings("ignore", message=".*[Hh]eartbeat", module="optuna")
-        return RDBStorage(
-            url.render_as_string(hide_password=False),
-            heartbeat_interval=HEARTBEAT,
-            grace_period=SILENCE,
-        )
+        for _ in range(ATTEMPTS - 1):
+            # a process that begins at the same moment may be making the tables
+            with suppress(SQLAlchemyError, StorageInternalError):
+                return _storage(url)
+            time.sleep(1)
+        return _storage(url)
 
     def _abandoned(self) -> Trial | None:
         silent = self.storage._get_stale_trial_ids(self.study._study_id)
@@ -134,6 +142,15 @@ class SharedTrials(Trials):
             return
         with suppress(UpdateFinishedTrialError):  # in between
             super()._store(trial, value, attributes)
+
+
+def _storage(url: URL) -> RDBStorage:
+    """The database, whose tables are made if they are missing. Raises its errors."""
+    return RDBStorage(
+        url.render_as_string(hide_password=False),
+        heartbeat_interval=HEARTBEAT,
+        grace_period=SILENCE,
+    )
 
 
 class Heart:

@@ -311,8 +311,6 @@ def check_two_machines(folder: Path, url: str) -> None:
     """Two processes, each with a folder of its own, compute 30 trials of CMA-ES together."""
     (folder / "a").mkdir()
     (folder / "b").mkdir()
-    with shared(folder / "a" / "x", url, 30, sampler=target("CmaEsSampler")):
-        pass  # the study and its tables exist
     processes = []
     for name in ("a", "b"):
         place = folder / name / "x"

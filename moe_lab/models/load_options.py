@@ -12,10 +12,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from moe_lab.config.doors import library_value
+from moe_lab.config.doors import check_name, library_value
 from moe_lab.config.library_logs import hide_kernel_messages
 from moe_lab.config.schema import ModelConfig
-from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, first_line, need_package
 
 PAGE = (
@@ -72,13 +71,7 @@ def with_load(model: ModelConfig) -> ModelConfig:
     same: dict[str, Any] = {}
     for name, value in model.load.items():
         key = f"model.load.{name}"
-        if name in REFUSED:
-            raise ConfigError(f"{key} is not taken: {REFUSED[name]}.")
-        if name not in keywords():
-            accepted = [known for known in keywords() if known not in REFUSED]
-            raise ConfigError(
-                f"Unknown keyword {key}.{did_you_mean(name, accepted)}\nAll keywords: {PAGE}"
-            )
+        check_name(key, keywords(), REFUSED, PAGE, "keyword")
         if name in SAME_KEYS:
             current = getattr(model, name)
             if current not in (None, value):

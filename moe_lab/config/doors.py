@@ -25,7 +25,7 @@ DOORS = (
 """The keys. Their default is an empty dictionary."""
 
 
-TEXT_OR_DOOR = ("method.dataset.",)
+TEXT_OR_DOOR = ("method.dataset.", "tuning.storage.")
 """Beginnings of keys in place of a text: `method.dataset=toy`, or `method.dataset.path=csv`."""
 
 

@@ -29,7 +29,7 @@ from moe_lab.models.checks import (
     check_weights,
     prove_seam,
 )
-from moe_lab.models.distributed import num_processes
+from moe_lab.models.distributed import is_split, num_processes
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.experts import avoid_grouped_products
 from moe_lab.models.facts import (
@@ -45,6 +45,9 @@ from moe_lab.models.source import NO_CODE, adapter_folder, load_config, model_fo
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.models.transformers_internals import attention_of, can_set_experts, reading_once
 from moe_lab.routing import find_routers
+
+ELSEWHERE = ("subfolder", "tp_plan")
+"""Keywords of `model.load` that are in the folder (`model_folder`) and the placement."""
 
 
 def load_model(
@@ -70,7 +73,7 @@ def load_model(
     start = time.perf_counter()
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
     options = placement(model, config, place, disk, shard) | loading_options(config)
-    options |= model.load
+    options |= {name: value for name, value in model.load.items() if name not in ELSEWHERE}
     if "quantization_config" in model.load:
         options["quantization_config"] = AutoQuantizationConfig.from_dict(
             dict(model.load["quantization_config"])
@@ -213,6 +216,9 @@ def placement(
     """
     if shard:
         return {"distributed_config": DistributedConfig(fsdp_size=num_processes())}
+    if is_split(model):
+        plan = DistributedConfig(tp_size=num_processes(), tp_plan=model.load["tp_plan"])
+        return {"distributed_config": plan}
     if model.device_map:
         return {"device_map": model.device_map, "offload_folder": disk.name}
     return {} if device.type == "cpu" else {"device_map": device}

@@ -80,6 +80,13 @@ class ReadContext(NamedTuple):
     """Of the texts that begin with it (`RotaryHooks.kind`)."""
 
 
+class GeneratedText(str):
+    """A generated answer. It is a text in all respects, and knows how probable its tokens were."""
+
+    log_probability: float
+    """The mean over all generated tokens, in nats."""
+
+
 IndicesByContinuation = dict[tuple[int, ...], list[int]]
 """The indices of the requests for each continuation (token ids) of a context."""
 
@@ -190,7 +197,9 @@ def _generate_alike(
         text = _answer_text(lm, state, settings.think_end)
         if lm.kept_states is not None:
             lm.kept_states[state.text] = state
-        report(state.index, postprocess_generated_text(text, settings.stop, None))
+        answer = GeneratedText(postprocess_generated_text(text, settings.stop, None))
+        answer.log_probability = state.log_probability / len(state.generated)
+        report(state.index, answer)
         read = state.generated[:-1]
         lm.observer.read("generate_until", requests[state.index], state.prompt, read)
 

@@ -35,6 +35,9 @@ class GenerationState:
     text: str = ""
     """The prompt's text."""
     generated: list[int] = field(default_factory=list)
+    log_probability: float = 0.0
+    """The sum over the generated tokens, in nats, under the distribution that the engine returns:
+    before logits processors and temperature."""
     _named_tokens: int = 0
     """Tokens that `name` has read so far."""
     _name: np.int64 = field(default_factory=np.int64)
@@ -179,9 +182,13 @@ class Sampler:
     def __call__(self, scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
         """The next token of each sequence. Raises RoutingError where scores are NaN.
 
-        The host reads the device once: tokens, near ties and whether there is a NaN in one tensor.
+        The tokens' log-probabilities are added to `log_probability` of their sequences.
+
+        The host reads the device once: tokens, bits of log-probabilities, near ties and whether
+        there is a NaN in one tensor.
         """
         nan = scores_AV.isnan().any()
+        given_AV = scores_AV
         scores_AV = self.processed(scores_AV, states)
         if self.sample:
             token_A = (scores_AV + self._noise(scores_AV, states)).argmax(dim=-1)
@@ -191,10 +198,16 @@ class Sampler:
             token_A = best_A2.indices[:, 0]
             difference_A = best_A2.values[:, 0] - best_A2.values[:, 1]
             near_ties = (difference_A < near(scores_AV, self.epsilon)).sum()
-        *tokens, tie_count, has_nan = torch.cat([token_A, near_ties[None], nan[None]]).tolist()
+        bits_A = _log_probs(given_AV, token_A).view(torch.int32).to(token_A)
+        read = torch.cat([token_A, bits_A, near_ties[None], nan[None]]).tolist()
+        *numbers, tie_count, has_nan = read
         if has_nan:
             raise RoutingError("The model's logits are NaN. Try dtype=bfloat16 or dtype=float32.")
         self.near_ties += tie_count
+        tokens = numbers[: len(states)]
+        log_probs = np.array(numbers[len(states) :], dtype=np.int32).view(np.float32)
+        for state, log_prob in zip(states, log_probs.tolist(), strict=True):
+            state.log_probability += log_prob
         return tokens
 
     @cached_property
@@ -226,6 +239,13 @@ class Sampler:
         return gumbel_for_tokens(
             self.seed, noise_key_A, sample_index_A, row_A, position_A, layer_L, scores_AV.shape[-1]
         )[0]
+
+
+def _log_probs(scores_AV: Tensor, token_A: Tensor) -> Tensor:
+    """float32 [A]: the log-probability of each sequence's token under the softmax of its scores."""
+    scores_AV = scores_AV.float()
+    chosen_A = scores_AV.gather(1, token_A.to(scores_AV.device)[:, None])[:, 0]
+    return chosen_A - scores_AV.logsumexp(dim=-1)
 
 
 def near(scores_AV: Tensor, epsilon: float) -> Tensor:

@@ -31,6 +31,8 @@ class Line:
     key: str | None = None
     """Of the request that `response` answers."""
     response: Any = None
+    log_probability: float | None = None
+    """The mean log-probability of the tokens of a generated `response`, in nats."""
     cost: dict[str, float] | None = None
     environment: dict[str, object] | None = None
     """Device, experts and attention implementation."""
@@ -69,6 +71,9 @@ class ResponseLog(Answers):
         """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
         self.environment: dict[str, object] = {}
         """Of the latest answers: device, experts and attention implementation."""
+        self.log_probabilities: dict[str, float] = {}
+        """Of generated answers, by key: the mean over their tokens, in nats. lm-eval's own code and
+        earlier versions of this package store none."""
         self.session_info: Mapping[str, object] = {}
         """`EngineLM.session_info` of the latest session that opened the model."""
         self.set_aside: Path | None = None
@@ -102,8 +107,15 @@ class ResponseLog(Answers):
                     self._add(line)
 
     def answer(self, key: str, response: Any, cost: dict[str, float]) -> None:
-        """Store one answer and its cost. Raises ResultsError if it cannot be written."""
-        self._append(Line(key=key, response=response, cost=cost or None))
+        """Store one answer and its cost, and the log-probability of a generated text that has one.
+
+        Raises ResultsError if it cannot be written.
+        """
+        log_probability = getattr(response, "log_probability", None)
+        line = Line(
+            key=key, response=response, log_probability=log_probability, cost=cost or None
+        )
+        self._append(line)
 
     def spend(
         self, cost: dict[str, float], environment: Mapping[str, object] | None = None
@@ -134,6 +146,10 @@ class ResponseLog(Answers):
     def _add(self, line: Line) -> None:
         """Add a line to the answers, to the sums of costs, and to what is known of the session."""
         self.update(_answers([line]))
+        if line.key is not None and line.response is not None:
+            self.log_probabilities.pop(line.key, None)
+            if line.log_probability is not None:
+                self.log_probabilities[line.key] = line.log_probability
         if line.environment is not None:
             self.environment = line.environment
         if line.opened is not None:

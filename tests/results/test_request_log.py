@@ -377,3 +377,20 @@ def test_every_json_reader_takes_the_log_of_values_that_are_no_numbers(tmp_path)
     [read_sample] = read_samples(result_in(tmp_path, [0]))["t"]
     assert math.isnan(read_sample.values["acc"])
     assert read_sample.values["exact"] == 1
+
+
+class Answered(str):
+    log_probability: float
+
+
+def test_log_probabilities_of_generated_answers_come_back(path):
+    answer = Answered("a text")
+    answer.log_probability = -1 / 3
+    write(path, a=answer, b="an answer of lm-eval's own code", c=(-1.5, True))
+    log = ResponseLog(path, HEADER)
+    assert log.log_probabilities == {"a": -1 / 3}
+    assert log["a"] == "a text"
+    log.answer("a", "asked again by other code", {})
+    assert log.log_probabilities == {}
+    log.close()
+    assert ResponseLog(path, HEADER).log_probabilities == {}

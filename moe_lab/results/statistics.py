@@ -57,7 +57,7 @@ def interval_of_mean(
         return None
     if aggregate is not None:
         scores_SR = _resampled(samples, aggregate)
-        return _percentiles(scores_SR.mean(axis=0), n)
+        return percentiles(scores_SR.mean(axis=0), n)
     means_N = np.mean(np.asarray(samples, dtype=float), axis=0)
     if all(is_binary(values) for values in samples):
         return _wilson_of_means(means_N)
@@ -69,7 +69,7 @@ def bootstrap_interval(values: Any) -> Interval:
     values_N = np.asarray(values, dtype=float)
     n = len(values_N)
     means_R = _resampled_sums(values_N[None])[:, 0] / n
-    return _percentiles(means_R, n)
+    return percentiles(means_R, n)
 
 
 def interval_of_difference(
@@ -86,7 +86,7 @@ def interval_of_difference(
         scores_SR = _resampled([*samples, *others], aggregate)
         means_R = scores_SR[: len(samples)].mean(axis=0)
         other_means_R = scores_SR[len(samples) :].mean(axis=0)
-        return _percentiles(means_R - other_means_R, n)
+        return percentiles(means_R - other_means_R, n)
     means_N = np.mean(np.asarray(samples, dtype=float), axis=0)
     other_means_N = np.mean(np.asarray(others, dtype=float), axis=0)
     if all(is_binary(values) for values in (*samples, *others)):
@@ -318,7 +318,7 @@ def score_of_draw(aggregate: Aggregate, values: list[Any]) -> float:
             return math.nan
 
 
-def _percentiles(scores: np.ndarray, n: int) -> Interval:
+def percentiles(scores: np.ndarray, n: int) -> Interval:
     """The 95% expanded percentile interval (Hesterberg, 2015) of resampled scores of n documents.
 
     Plain percentiles are too narrow for few documents. The level is raised so that a normal

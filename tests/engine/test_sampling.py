@@ -27,6 +27,7 @@ from moe_lab.engine.sampling import (
     SET_BY_LM_EVAL,
     UNSUPPORTED,
     UNSUPPORTED_IN_TASKS,
+    GenerationState,
     Sampler,
     near,
     unsupported,
@@ -347,7 +348,8 @@ SCORES = torch.tensor([[12.125, 12.0625, -4.0, 0.0], [12.125, 11.0, -4.0, 0.0]])
 )
 def test_ties_are_judged_at_the_dtypes_rounding(dtype, ties):
     decoder = Sampler(stub(dtype), GenerationConfig(do_sample=False), 0)
-    assert decoder(SCORES, [None, None]) == [0, 0]
+    states = [GenerationState(index, [1], noise_key=0) for index in range(2)]
+    assert decoder(SCORES, states) == [0, 0]
     assert decoder.near_ties == ties
 
 

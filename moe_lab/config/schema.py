@@ -298,7 +298,7 @@ class Config:
     baseline: bool = True
     rerun: bool = False
     wait: bool = True
-    metrics: Literal["none", "expert"] = "none"
+    metrics: Literal["none", "expert", "confidence"] = "none"
     experiment: str | None = None
     scale: Literal["tiny", "small", "paper"] = "tiny"
     a: UserPath | None = None

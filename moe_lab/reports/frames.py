@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.reports.confidence import confidence_of
+from moe_lab.reports.confidence import logged_values as logged_confidence
 from moe_lab.reports.config_settings import settings_by_run, with_counts
 from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.score_line import ScoreLine
@@ -49,8 +51,8 @@ def score_frame(
         all_settings: a column for every setting, not only for those that differ.
     """
     settings = settings_by_run(table.runs, configs, asked, all_settings)
-    has_expert_metrics = any(config.metrics != "none" for config in asked)
-    measurements = {run.run_id: _measurements(run, has_expert_metrics) for run in table.runs}
+    metrics = {config.metrics for config in asked}
+    measurements = {run.run_id: _measurements(run, metrics) for run in table.runs}
     summary_files = {group.results[0].run_id: group.file for group in table.groups}
 
     rows = []
@@ -68,16 +70,20 @@ def score_frame(
     return typed_frame(rows, settings.values())
 
 
-def _measurements(run: RunResult, has_expert_metrics: bool) -> dict[str, Any]:
-    """The cost of a run, as `cost/<key>`, and its expert metrics, as loggers name them."""
+def _measurements(run: RunResult, metrics: Collection[str]) -> dict[str, Any]:
+    """The cost of a run, as `cost/<key>`, and what `metrics=` measured, as loggers name it."""
     measurements = {}
     for key, value in run.cost.known().items():
         if value is not None:
             measurements[f"cost/{key}"] = value
-    if has_expert_metrics:
-        metrics = expert_metrics_of(run)
-        if metrics is not None:
-            measurements |= logged_values(metrics)
+    if "expert" in metrics:
+        expert_metrics = expert_metrics_of(run)
+        if expert_metrics is not None:
+            measurements |= logged_values(expert_metrics)
+    if "confidence" in metrics:
+        confidence = confidence_of(run)
+        if confidence is not None:
+            measurements |= logged_confidence(confidence)
     return measurements
 
 

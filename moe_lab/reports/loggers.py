@@ -19,6 +19,8 @@ from filelock import FileLock
 
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message, without_passwords
+from moe_lab.reports.confidence import confidence_of
+from moe_lab.reports.confidence import logged_values as logged_confidence
 from moe_lab.reports.example_frame import example_rows
 from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.run_values import by_layer, scores, training_lines
@@ -204,6 +206,9 @@ class WandbLogger(Logger):
         expert_metrics = expert_metrics_of(result)
         if expert_metrics is not None:
             run.log(logged_values(expert_metrics))
+        confidence = confidence_of(result)
+        if confidence is not None:
+            run.log(logged_confidence(confidence))
         if self._record is not None:
             write_json(self._record, self._place)
 

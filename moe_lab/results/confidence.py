@@ -17,8 +17,10 @@ for every m_b:
 with h_b of resampled documents. It holds the truth in 95% of the cases where no bin is near 0, and
 in up to 99% elsewhere. A model that is perfectly calibrated has an interval that begins at 0.
 
-**AUROC**: the probability that a right answer has a higher confidence than a wrong one; a tie counts
-half. Its interval is the percentile bootstrap of `moe_lab.results.statistics`.
+**AUROC**: how probable it is that a right answer has more confidence than a wrong one; a tie counts
+half. Its interval is normal on the scale of log-odds, with the standard deviation of resampled
+documents: percentiles are too narrow for 150 documents (93%). That of a difference of two AUROCs is
+the percentile bootstrap of `moe_lab.results.statistics`.
 """
 
 import math
@@ -31,7 +33,7 @@ import numpy as np
 
 from moe_lab.results import statistics
 from moe_lab.results.measured import Difference, Value
-from moe_lab.results.statistics import SEED, percentiles
+from moe_lab.results.statistics import SEED, Z, percentiles
 from moe_lab.results.stored import Interval
 
 BINS = 15
@@ -53,7 +55,9 @@ class Answers:
     """int64: the place of the answer's document, 0 to N - 1."""
 
     @classmethod
-    def of(cls, confidence: Sequence[float], right: Sequence[float], document: Sequence[int]) -> Any:
+    def of(
+        cls, confidence: Sequence[float], right: Sequence[float], document: Sequence[int]
+    ) -> Any:
         """From lists with an entry for each answer."""
         return cls(
             np.asarray(confidence, dtype=float),
@@ -205,13 +209,22 @@ def auroc(answers: Answers) -> Value:
     None where all answers are right, or all wrong. No interval for a single document, and where
     confidence separates all right answers from all wrong ones: resampled documents do so, too.
     """
+    from scipy.special import expit, logit
+
     value = _auroc(answers)
     if value is None:
         return Value()
     if answers.documents < 2 or value in (0.0, 1.0):
         return Value(value=value)
-    [scores_R] = _resampled_aurocs([answers])
-    return Value(value=value, interval=percentiles(scores_R, answers.documents))
+    [areas_R] = _resampled_aurocs([answers])
+    # an area of 0 or 1 has no log-odds: half a pair less
+    pairs = answers.right_A.sum() * (1 - answers.right_A).sum()
+    nearest = 1 / (2 * float(pairs))
+    deviation = float(np.nanstd(logit(np.clip(areas_R, nearest, 1 - nearest))))
+    centre = float(logit(value))
+    low = float(expit(centre - Z * deviation))
+    high = float(expit(centre + Z * deviation))
+    return Value(value=value, interval=(low, high))
 
 
 def difference_of_aurocs(answers: Answers, others: Answers) -> Difference:

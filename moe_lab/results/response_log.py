@@ -112,9 +112,7 @@ class ResponseLog(Answers):
         Raises ResultsError if it cannot be written.
         """
         log_probability = getattr(response, "log_probability", None)
-        line = Line(
-            key=key, response=response, log_probability=log_probability, cost=cost or None
-        )
+        line = Line(key=key, response=response, log_probability=log_probability, cost=cost or None)
         self._append(line)
 
     def spend(

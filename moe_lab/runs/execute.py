@@ -19,6 +19,7 @@ from moe_lab.results.model import RunResult
 from moe_lab.results.response_log import ResponseLog
 from moe_lab.results.samples import check_samples, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError, warn_once
+from moe_lab.runs.evaluation import confidence
 from moe_lab.runs.evaluation.expert import measure
 from moe_lab.runs.evaluation.result_block import run_block
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
@@ -184,6 +185,8 @@ def evaluate_run(run: Run, models: ModelPool, others: Mapping[str, StoredScores]
         raise error
     if routes is not None:
         measure(run, models, evaluated.samples, routes)
+    if run.config.metrics == "confidence":
+        confidence.measure(run, models, evaluated)
     return results
 
 

@@ -33,9 +33,9 @@ def with_compared(outcomes: Sequence[Outcome]) -> list[RunResult]:
     return results
 
 
-def results_with_metrics(outcomes: Sequence[Outcome]) -> list[RunResult]:
-    """The results that the table of `metrics=` shows."""
-    measured = [outcome for outcome in outcomes if outcome.run.config.metrics != "none"]
+def results_with_metrics(outcomes: Sequence[Outcome], metrics: str) -> list[RunResult]:
+    """The results that the table of `metrics=expert` or of `metrics=confidence` shows."""
+    measured = [outcome for outcome in outcomes if outcome.run.config.metrics == metrics]
     return with_compared(measured)
 
 
@@ -70,5 +70,5 @@ def controls_of(outcomes: Sequence[Outcome], groups: Sequence[SeedGroup]) -> lis
 
 
 def measured_p_values(outcomes: Sequence[Outcome]) -> dict[ComparisonKey, float | None]:
-    """The uncorrected p of each comparison in the tables of `metrics=`."""
-    return comparisons(results_with_metrics(outcomes))
+    """The uncorrected p of each comparison in the table of `metrics=expert`."""
+    return comparisons(results_with_metrics(outcomes, "expert"))

@@ -70,6 +70,10 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
         from moe_lab.runs.evaluation.expert import check
 
         check(method, config, facts, tasks)
+    if config.metrics == "confidence":
+        from moe_lab.runs.evaluation import confidence
+
+        confidence.check(config, tasks)
     tokenizer_of(config)  # raises the error of a model without one
     method.check(facts)
     check_chat_template(config)

@@ -13,6 +13,7 @@ from moe_lab.config.terminal import print_error, print_line, print_message
 from moe_lab.errors import CONTINUES, ConfigError, RunHeldError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.reports.columns import Shown, TableWithNotes
+from moe_lab.reports.confidence import print_confidence
 from moe_lab.reports.config_settings import settings_by_run
 from moe_lab.reports.example_frame import example_frame
 from moe_lab.reports.expert import print_expert_metrics
@@ -146,8 +147,8 @@ class Results(Shown, Sequence[dict[str, Any]]):
         - `p` of `test` ("McNemar", "permutation", "seeds" of a mean, or "average" of tasks), and
           `p_holm`, corrected for the `family` comparisons of the same `question`, as the terminal
           prints it. A run of one of several seeds has no `p_holm`: the test is that of the mean.
-        - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and
-          others: what `metrics=` measured, as loggers name it. Both are of single runs.
+        - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...`,
+          `confidence/...`: what `metrics=` measured, as loggers name it. Both are of single runs.
         """
         configs = [run.config for run in self.runs]
         return score_frame(self.table, self.configs, configs, all_settings)
@@ -201,7 +202,9 @@ class Results(Shown, Sequence[dict[str, Any]]):
         print_studies(self.studies)
         if self.outcomes:
             print_scores(self.table, self._footnotes())
-            print_expert_metrics(results_with_metrics(self.outcomes), self.table.family)
+            with_experts = results_with_metrics(self.outcomes, "expert")
+            print_expert_metrics(with_experts, self.table.family)
+            print_confidence(results_with_metrics(self.outcomes, "confidence"))
         for file in self.files:
             print_line(str(file))
         for failure in self.failures:

@@ -13,6 +13,7 @@ from moe_lab.config.schema import Config
 from moe_lab.methods.method import Method
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
 from moe_lab.models.facts import ModelFacts
+from moe_lab.results.confidence_files import StoredConfidence, stored_confidence
 from moe_lab.results.folder import RunFolder
 from moe_lab.results.model import RunResult
 from moe_lab.results.task_scores import headline_of
@@ -63,6 +64,8 @@ class Run:
         stored = self.stored()
         if stored is None or stored.older_intervals:
             return False
+        if self.config.metrics == "confidence":
+            return self.confidence() is not None
         return self.config.metrics == "none" or self.stored_metrics() is not None
 
     @property
@@ -112,13 +115,23 @@ class Run:
         return stored.model_copy(update=shown)
 
     def stored_metrics(self) -> StoredMetrics | None:
-        """The stored metrics of `metrics=`.
+        """The stored metrics of `metrics=expert`.
 
         None if they are incomplete or of another run or hub commit.
         """
-        if self.config.metrics == "none":
+        if self.config.metrics != "expert":
             return None
         return stored_metrics(self.folder, self.run_id, self.facts.commit)
+
+    def confidence(self) -> StoredConfidence | None:
+        """The stored numbers of `metrics=confidence`; None if they are of another run, hub commit
+        or headline metric."""
+        if self.config.metrics != "confidence":
+            return None
+        confidence = stored_confidence(self.folder, self.run_id, self.facts.commit)
+        if confidence is None or confidence.content["metric"] != self.config.task.metric:
+            return None
+        return confidence
 
     @property
     def answers_header(self) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def test_intervals_of_the_calibration_error_cover(name, n, per_document, fewer_r
 
     covered = coverage(measure, true_error(truth), 1000)
     assert covered >= 0.95 - slack(1000)
-    if name == "far overconfident":
+    if name == "far overconfident" and n == 400:
         assert covered <= 0.95 + slack(1000)
 
 
@@ -194,8 +194,8 @@ def test_intervals_of_the_auroc_cover(name, n, per_document, fewer_resamples):
     def measure(random):
         return auroc(experiment(random, n, truth, per_document))
 
-    covered = coverage(measure, true_auroc(truth), 500)
-    assert covered == pytest.approx(0.95, abs=slack(500))
+    covered = coverage(measure, true_auroc(truth), 1000)
+    assert covered == pytest.approx(0.95, abs=slack(1000))
 
 
 def pair(random, n, truth, other_truth):

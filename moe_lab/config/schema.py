@@ -5,7 +5,7 @@ here. This module does not import torch, which would slow down `--help`.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from moe_lab.config.validators import (
@@ -290,6 +290,8 @@ class Config:
     system_instruction: str | None = None
     fewshot_as_multiturn: bool = True
     predict_only: bool = False
+    samples_per_document: int | None = None
+    """Number of answers to each document (`tasks/several_answers.py`); null: one."""
     device: str = "auto"
     dtype: str = "auto"
     output_dir: UserPath = "outputs"
@@ -324,6 +326,7 @@ class Config:
                 "mode=compare, a=<file or folder> and b=<file or folder>[,<more>] go together."
             )
         self._check_documents()
+        self._check_answers()
         self._check_device()
         if isinstance(self.batch_size, int):
             at_least("batch_size", self.batch_size, 1)
@@ -356,6 +359,28 @@ class Config:
             raise ConfigError("limit= and samples= both choose documents. Give one of them.")
         if self.samples is not None and (not self.samples or min(self.samples) < 0):
             raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")
+
+    def _check_answers(self) -> None:
+        """Raise ConfigError for one answer to a document, for a vote over several ones that are
+        scored, and for several ones without scores. The headline metric becomes their mean."""
+        count = self.samples_per_document
+        if count is None:
+            return
+        at_least("samples_per_document", count, 2)
+        if self.task.self_consistency is not None:
+            raise ConfigError(
+                f"samples_per_document={count} reports the vote, too (maj@{count}). "
+                "Leave task.self_consistency out."
+            )
+        if self.predict_only:
+            raise ConfigError(
+                f"samples_per_document={count} scores each answer, and predict_only=true computes "
+                "no score. Leave one out."
+            )
+        metric, _, filter_name = (self.task.metric or "").partition(",")
+        if metric and not re.fullmatch(r"(avg|pass|maj)@\d+", metric):
+            # the task's metric scores each answer
+            self.task = replace(self.task, metric=f"avg@{count},{filter_name}")
 
     def _check_device(self) -> None:
         """Raise ConfigError for a device that torch does not have, and for two places of the

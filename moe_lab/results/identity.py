@@ -33,6 +33,7 @@ RESOLVED = frozenset(
         "dtype",
         "limit",
         "samples",
+        "samples_per_document",
         "sample_seed",
         "num_fewshot",
         "gen_kwargs",

@@ -16,7 +16,7 @@ from moe_lab.config.validators import (
     did_you_mean,
 )
 from moe_lab.errors import ConfigError, ModelError, TaskError
-from moe_lab.methods.method import Method
+from moe_lab.methods.method import Method, TrainingMethod
 from moe_lab.models.facts import ModelFacts
 from moe_lab.models.tokenizer import prompt_tokenizer
 from moe_lab.routing.hook import fixed_message, no_router_message
@@ -119,16 +119,23 @@ def _new_tokens(settings: Mapping[str, Any]) -> Any:
 
 
 def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
-    """Raise ConfigError for self-consistency over answers that are all equal: greedy answers of a
-    method without randomness."""
-    if config.task.self_consistency is None or method.random:
+    """Raise ConfigError for several answers that are all equal: greedy answers of a method without
+    routing noise."""
+    if config.samples_per_document is not None:
+        setting = f"samples_per_document={config.samples_per_document}"
+    elif config.task.self_consistency is not None:
+        setting = f"task.self_consistency={config.task.self_consistency}"
+    else:
+        return
+    # the randomness of a training is in the model, and a single routing sample has no noise
+    is_noisy = method.random and not isinstance(method, TrainingMethod)
+    if is_noisy and getattr(config.method, "n", None) != 1:
         return
     for task in tasks["tasks"].values():
         if not task.get_config("generation_kwargs")["do_sample"]:
             raise ConfigError(
-                f"task.self_consistency={config.task.self_consistency}: without sampling all "
-                f"answers of method={config.method.name} are equal. "
-                "Sample: gen_kwargs=temperature=0.7"
+                f"{setting}: without sampling all answers of method={config.method.name} are "
+                "equal. Sample: gen_kwargs=temperature=0.7"
             )
 
 

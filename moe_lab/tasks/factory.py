@@ -52,6 +52,7 @@ from moe_lab.tasks.local_data import (
 from moe_lab.tasks.prompt_errors import build_all_requests
 from moe_lab.tasks.sandbox.replies import in_chat
 from moe_lab.tasks.self_consistency import voted
+from moe_lab.tasks.several_answers import SeveralAnswers, with_answers
 from moe_lab.tasks.task_index import OWN_TASKS, find_tasks
 from moe_lab.tasks.task_sources import functions_of_yaml, source_of
 from moe_lab.tasks.yaml_checks import YamlChecks
@@ -165,6 +166,10 @@ class _Factory(TaskFactory):
         self._read = cache(read_json_lines)  # the tasks of a group may share a file: MMLU has 57
         self._config: dict[str, Any] = {}
         """The configuration of the task that is loaded now, for errors."""
+        self._for_one_answer: dict[str, Any] = {}
+        """The same without `samples_per_document`."""
+        is_evaluated = not (holdout or splits)
+        self._answers = config.samples_per_document if is_evaluated else None
         self.checks: dict[str, YamlChecks] = {}
         """By task."""
         self.origins: dict[str, TaskOrigin] = {}
@@ -218,6 +223,8 @@ class _Factory(TaskFactory):
         read_first_document(task)
         if "class" not in self._config:
             keep_given_form(task, self._config)
+        if self._answers is not None:
+            SeveralAnswers(task, self._for_one_answer, self._answers).install(task)
         return task
 
     def _build_group(
@@ -242,6 +249,9 @@ class _Factory(TaskFactory):
             config = in_chat(config)
         if settings.self_consistency is not None and not (self._holdout or self._splits):
             config = voted(config, settings.self_consistency)
+        if self._answers is not None:
+            self._for_one_answer = config
+            config = with_answers(config, self._answers)
         if config.get("process_results") is score:
             config["metric_list"] = _metrics_of_judges()
         process = config.get("process_docs")

@@ -104,6 +104,7 @@ def task_key(config: Config) -> str:
     answers = (
         config.gen_kwargs,
         config.predict_only,
+        config.samples_per_document,
         config.apply_chat_template,
         judge_names(config),
     )

@@ -38,10 +38,17 @@ def voted(config: dict[str, Any], count: int) -> dict[str, Any]:
         *steps, take_first = ensemble["filter"]
         vote_step = {"function": "custom", "filter_fn": vote}
         filters.append({**ensemble, "filter": [*steps, vote_step, take_first]})
+    generation = sampling(config)
+    return {**config, "repeats": count, "filter_list": filters, "generation_kwargs": generation}
+
+
+def sampling(config: dict[str, Any]) -> dict[str, Any]:
+    """The generation settings of a task's configuration, with sampling at TEMPERATURE where it is
+    greedy."""
     generation = dict(config.get("generation_kwargs") or {})
     if not generation.get("do_sample"):
         generation |= {"do_sample": True, "temperature": TEMPERATURE}
-    return {**config, "repeats": count, "filter_list": filters, "generation_kwargs": generation}
+    return generation
 
 
 def _why_no_vote(config: dict[str, Any]) -> str | None:

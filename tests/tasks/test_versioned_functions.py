@@ -18,7 +18,7 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.results.code import VERSION, function_identity, version_of
 from moe_lab.results.identity import task_settings
-from moe_lab.tasks import answer_numbers, judges, letters, task_functions
+from moe_lab.tasks import answer_numbers, judges, letters, several_answers, task_functions
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.sandbox import programs, replies
 from moe_lab.tasks.task_index import OWN_TASKS
@@ -148,6 +148,10 @@ CALLS: list[tuple[Callable, Callable[[], Any]]] = [
         lambda: answer_numbers.vote(
             [["29", "29.0", "30", "29.0"], ["", "2", "3"], ["0.667", "2/3", "1"]], None
         ),
+    ),
+    (
+        several_answers.keep_answers,
+        lambda: several_answers.keep_answers(iter([("a", "b"), ("c", "d")]), None),
     ),
     (answer_numbers.extract_answers, lambda: answer_numbers.extract_answers([NUMBERS], None)),
     (

@@ -1,16 +1,24 @@
 """Calibration of confidence (`metrics=confidence`), as a table and for loggers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moe_lab.config.terminal import print_line
 from moe_lab.reports.columns import Column, names, numbers, print_table
 from moe_lab.reports.labels import run_labels
 from moe_lab.reports.score_columns import interval_column, signed_number
-from moe_lab.results.confidence_files import MEASURES, StoredConfidence, stored_confidence
+from moe_lab.results.confidence_files import (
+    ALL_TASKS,
+    MEASURES,
+    StoredConfidence,
+    stored_confidence,
+)
 from moe_lab.results.measured import Difference, Value, number
 from moe_lab.results.model import RunResult
 
+MOST_TASKS = 3
+"""Tasks that have lines of their own."""
 EXPLAINED = (
     'ECE: expected calibration error; "if calibrated" is what sampling alone makes of an error of '
     "0. AUROC: 0.5 is chance (docs/confidence.md)."
@@ -66,7 +74,7 @@ def confidence_lines(results: Sequence[RunResult]) -> list[ConfidenceLine]:
         confidence = confidence_of(result)
         if confidence is None:
             continue
-        for task, block in confidence.tasks.items():
+        for task, block in _shown(confidence).items():
             for measure, label in MEASURES.items():
                 line = ConfidenceLine(
                     run=result,
@@ -80,6 +88,14 @@ def confidence_lines(results: Sequence[RunResult]) -> list[ConfidenceLine]:
                 )
                 lines.append(line)
     return lines
+
+
+def _shown(confidence: StoredConfidence) -> dict[str, Mapping[str, Any]]:
+    """The tasks that are shown: of more than MOST_TASKS only their documents together."""
+    blocks = confidence.tasks
+    if ALL_TASKS in blocks and len(blocks) - 1 > MOST_TASKS:
+        return {ALL_TASKS: blocks[ALL_TASKS]}
+    return blocks
 
 
 def confidence_columns(lines: Sequence[ConfidenceLine]) -> list[Column]:

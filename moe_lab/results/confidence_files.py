@@ -51,8 +51,11 @@ def stored_confidence(folder: Path, run_id: str, commit: str | None) -> StoredCo
     return StoredConfidence(content)
 
 
-DocumentNumbers = list[int]
-"""lm-eval's number of each document, in the order of `Answers.document_A`."""
+DocumentNumbers = list[Any]
+"""lm-eval's number of each document, in the order of `Answers.document_A`; of the documents of all
+tasks (task, number)."""
+ALL_TASKS = "all"
+"""The name of the documents of all tasks together."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,23 @@ def read_answers(folder: Path) -> dict[str, TaskAnswers]:
     return by_task
 
 
-def answers_of(documents: list[int], confidence: list[float], right: list[float]) -> TaskAnswers:
+def with_all(by_task: Mapping[str, TaskAnswers]) -> dict[str, TaskAnswers]:
+    """The answers of each task, and of several tasks those of all together under ALL_TASKS."""
+    if len(by_task) < 2:
+        return dict(by_task)
+    documents: list[Any] = []
+    confidence: list[float] = []
+    right: list[float] = []
+    for task, of_task in by_task.items():
+        answers = of_task.answers
+        for place in answers.document_A.tolist():
+            documents.append((task, of_task.documents[place]))
+        confidence += answers.confidence_A.tolist()
+        right += answers.right_A.tolist()
+    return {**by_task, ALL_TASKS: answers_of(documents, confidence, right)}
+
+
+def answers_of(documents: list[Any], confidence: list[float], right: list[float]) -> TaskAnswers:
     """From lists with an entry for each answer; `documents` are lm-eval's numbers."""
     distinct = list(dict.fromkeys(documents))
     place_of = {document: place for place, document in enumerate(distinct)}

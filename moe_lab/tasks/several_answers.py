@@ -127,6 +127,7 @@ class SeveralAnswers:
         """Let the task report these metrics, all of them means of which higher ones are better."""
         from lm_eval.api.metrics import mean
 
+        task.several_answers = self
         task.process_results = self.process_results
         task.aggregation = lambda: dict.fromkeys(self.metrics, mean)
         task.higher_is_better = lambda: dict.fromkeys(self.metrics, True)
@@ -134,16 +135,16 @@ class SeveralAnswers:
     def process_results(self, document: Any, results: Sequence[Any]) -> dict[str, float]:
         """lm-eval's `process_results`: each metric of a document, from a list of its answers."""
         [answers] = results
-        right = sum(self._value(document, answer) for answer in answers)
+        right = sum(self.is_right(document, answer) for answer in answers)
         values = {f"avg@{self.count}": right / self.count}
         for j in reported(self.count):
             values[f"pass@{j}"] = pass_at(self.count, right, j)
         if self._votes:
             [[voted]] = vote([list(answers)], [document])
-            values[f"maj@{self.count}"] = float(self._value(document, voted))
+            values[f"maj@{self.count}"] = float(self.is_right(document, voted))
         return values
 
-    def _value(self, document: Any, answer: Any) -> int:
+    def is_right(self, document: Any, answer: Any) -> int:
         """Whether an answer is right: 1 or 0. Raises ValueError for another value."""
         given = answer if self._takes_first else [answer]
         value = self._score_answer(document, [given])[self._metric]

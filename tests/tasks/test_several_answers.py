@@ -1,4 +1,4 @@
-"""`samples_per_document=k`: pass@j, the mean over answers and their vote, of every kind of task; and
+"""`samples_per_document=k`: pass@j, the mean over answers and their vote, of every kind of task;
 intervals and tests of them over documents.
 
 Broken by: a biased estimator (1 - (1 - c/k)^j), answers taken for documents, a filter that still

@@ -25,6 +25,7 @@ from moe_lab.results.confidence_files import (
     TaskAnswers,
     answers_of,
     read_answers,
+    with_all,
     write_confidence,
 )
 from moe_lab.results.response_log import ResponseLog, request_key
@@ -65,7 +66,8 @@ def _obstacle(config: Config, task: Any) -> str | None:
     kind = task.OUTPUT_TYPE
     if kind not in ("multiple_choice", "generate_until"):
         return "has neither choices nor generated answers"
-    if kind == "generate_until" and (task.get_config("repeats") or 1) > 1:
+    is_alone = config.samples_per_document is not None or (task.get_config("repeats") or 1) == 1
+    if kind == "generate_until" and not is_alone:
         return "evaluates several answers together, which have no probability in common"
     metrics = list(task.aggregation())
     asked = (config.task.metric or "").partition(",")[0]
@@ -82,25 +84,28 @@ def measure(run: Run, models: ModelPool, evaluated: Evaluated) -> None:
     Generated answers whose log-probability is not stored are asked again.
     """
     by_task: dict[str, TaskAnswers] = {}
-    blocks: dict[str, Any] = {}
+    metrics: dict[str, str] = {}
     asked_again = 0
     for name, task in run.tasks["tasks"].items():
         key = headline(evaluated.results[name], run.config.task.metric)
+        metrics[name] = key
         samples = _samples_of(evaluated.samples, name, key)
-        right = [sample[key.partition(",")[0]] for sample in samples]
-        if not is_binary(right):
+        right = []
+        for sample in samples:
+            right.append(_right_answers(task, sample, key.partition(",")[0]))
+        if not all(is_binary(values) for values in right):
             print_message(f"metrics=confidence: {key} of {name} is not 0 or 1 for each answer.")
-            blocks[name] = None
             continue
         if task.OUTPUT_TYPE == "multiple_choice":
-            confidence = [_of_choice(task, sample, key.partition(",")[0]) for sample in samples]
+            confidence = [[_of_choice(task, sample, key.partition(",")[0])] for sample in samples]
         else:
-            log_probabilities, asked = _log_probabilities(run, models, samples)
+            confidence, asked = _of_texts(run, models, samples)
             asked_again += asked
-            confidence = [math.exp(log_probability) for log_probability in log_probabilities]
-        documents = [sample["doc_id"] for sample in samples]
-        by_task[name] = answers_of(documents, confidence, right)
-        blocks[name] = {"metric": key} | summary(by_task[name].answers)
+        by_task[name] = _joined(samples, confidence, right)
+    blocks: dict[str, Any] = dict.fromkeys(run.tasks["tasks"])
+    for name, of_task in with_all(by_task).items():
+        metric = metrics.get(name) or "/".join(dict.fromkeys(metrics.values()))
+        blocks[name] = {"metric": metric} | summary(of_task.answers)
     content = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.run_id,
@@ -131,18 +136,31 @@ def _of_choice(task: Any, sample: Mapping[str, Any], metric: str) -> float:
     return float(1 / np.exp(compared_C - compared_C.max()).sum())
 
 
-def _log_probabilities(
+def _right_answers(task: Any, sample: Mapping[str, Any], metric: str) -> list[Any]:
+    """Whether each answer to a document is right, by the task's metric: 0 or 1, or another
+    value."""
+    several = getattr(task, "several_answers", None)
+    if several is None:
+        return [sample[metric]]
+    [answers] = sample["filtered_resps"]
+    return [several.is_right(sample["doc"], answer) for answer in answers]
+
+
+def _of_texts(
     run: Run, models: ModelPool, samples: Sequence[Mapping[str, Any]]
-) -> tuple[list[float], int]:
-    """The mean log-probability of the tokens of each sample's answer; and how many answers were
+) -> tuple[list[list[float]], int]:
+    """The confidence of each generated answer to each sample's document; and how many answers were
     asked again."""
     requests: dict[str, Request] = {}
     keys = []
     for sample in samples:
-        request = Request(tuple(sample["arguments"][0]))
-        key = request_key("generate_until", *request)
-        requests[key] = request
-        keys.append(key)
+        keys_of_document = []
+        for repeat in range(len(sample["resps"][0])):
+            request = Request(tuple(sample["arguments"][0]), repeat)
+            key = request_key("generate_until", *request)
+            requests[key] = request
+            keys_of_document.append(key)
+        keys.append(keys_of_document)
     log = ResponseLog(run.folder / "responses.jsonl", run.answers_header)
     try:
         missing = {}
@@ -153,7 +171,26 @@ def _log_probabilities(
             _ask_again(run, models, log, missing)
     finally:
         log.close()
-    return [log.log_probabilities[key] for key in keys], len(missing)
+    confidence = []
+    for keys_of_document in keys:
+        confidence.append([math.exp(log.log_probabilities[key]) for key in keys_of_document])
+    return confidence, len(missing)
+
+
+def _joined(
+    samples: Sequence[Mapping[str, Any]],
+    confidence: Sequence[Sequence[float]],
+    right: Sequence[Sequence[float]],
+) -> TaskAnswers:
+    """The answers to all documents of a task, from those to each."""
+    documents: list[int] = []
+    all_confidence: list[float] = []
+    all_right: list[float] = []
+    for sample, confidence_of, right_of in zip(samples, confidence, right, strict=True):
+        documents += [sample["doc_id"]] * len(right_of)
+        all_confidence += confidence_of
+        all_right += right_of
+    return answers_of(documents, all_confidence, all_right)
 
 
 def _ask_again(
@@ -198,9 +235,9 @@ def _differences(run: Run, by_task: Mapping[str, TaskAnswers]) -> dict[str, Any]
     for name, compared_run in run.compared_runs.items():
         if compared_run.confidence() is None:
             continue
-        others = read_answers(compared_run.folder)
+        others = with_all(read_answers(compared_run.folder))
         differences[name] = {}
-        for task, of_task in by_task.items():
+        for task, of_task in with_all(by_task).items():
             other = others.get(task)
             if other is None or other.documents != of_task.documents:
                 continue

@@ -17,6 +17,7 @@ from moe_lab.config.schema import TaskConfig
 from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.confidence import BINS
+from moe_lab.results.response_log import request_key
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
@@ -143,6 +144,45 @@ def test_a_method_is_paired_with_the_base_model(tiny_olmoe_dir, data, tmp_path, 
     assert difference["difference"] == pytest.approx(values[0] - values[1])
     low, high = difference["ci95"]
     assert low < difference["difference"] < high
+
+
+def test_each_of_several_answers_has_its_own_and_stays_with_its_document(
+    tiny_olmoe_dir, data, tmp_path
+):
+    gen_kwargs = {"max_gen_toks": 6, "temperature": 1.5}
+    keys = {"limit": 4, "gen_kwargs": gen_kwargs, "metrics": "confidence"}
+    run_config = config(tiny_olmoe_dir, data, tmp_path, "addsub", samples_per_document=3, **keys)
+    outcome = execute(prepare(run_config), ModelPool())
+    folder = outcome.path.parent
+    probability_of = {}
+    for line in lines(folder / "responses.jsonl"):
+        if "key" in line:
+            probability_of[line["key"]] = math.exp(line["log_probability"])
+    expected = []
+    for sample in lines(folder / "samples_addsub.jsonl"):
+        prompt, settings = sample["arguments"]["gen_args_0"].values()
+        for repeat in range(3):
+            key = request_key("generate_until", (prompt, settings), repeat)
+            expected.append((sample["doc_id"], pytest.approx(probability_of[key])))
+    written = [
+        (line["document"], line["confidence"]) for line in lines(folder / "confidence.jsonl")
+    ]
+    assert written == expected
+    block = stored(folder)["tasks"]["addsub"]
+    assert (block["documents"], block["answers"]) == (4, 12)
+    accuracy = outcome.results["results"]["addsub"]["avg@3,numeric"]
+    assert block["accuracy"] == pytest.approx(accuracy)
+
+
+def test_several_tasks_have_their_documents_together(tiny_olmoe_dir, data, tmp_path):
+    task = TaskConfig(name=["arc_easy", "addsub"])
+    keys = {"limit": 4, "num_fewshot": 0, "metrics": "confidence", **GENERATED}
+    run_config = config(tiny_olmoe_dir, data, tmp_path, task_config=task, **keys)
+    folder = execute(prepare(run_config), ModelPool()).path.parent
+    written = lines(folder / "confidence.jsonl")
+    assert [line["task"] for line in written] == ["arc_easy"] * 4 + ["addsub"] * 4
+    confidence = [line["confidence"] for line in written]
+    assert_summary(stored(folder)["tasks"]["all"], confidence, [line["right"] for line in written])
 
 
 @pytest.mark.parametrize(

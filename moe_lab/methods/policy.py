@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moe_lab.config.paths import user_path
+from moe_lab.config.policy_arguments import takes_tokens
 from moe_lab.config.validators import UserPath, did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Context, Method
@@ -67,6 +68,7 @@ class FunctionPolicy(GridMethod):
         self.arguments = {key: getattr(self.config, key) for key in defaults_of(self.function)}
         """The values of the function's keys."""
         self.open_ended = tuple(self.config.space or ())
+        self.random = takes_tokens(self.function)
 
     @staticmethod
     def config_class(keys: Mapping[str, Any]) -> type[Method.Config]:
@@ -132,8 +134,11 @@ class FunctionPolicy(GridMethod):
         from moe_lab.routing.override import override
 
         policy = partial(self.function, **self.arguments)
-        repeats = repeats_itself(model.model, policy)
-        with override(model.model, policy), super().open(model, context) as lm:
+        repeats = repeats_itself(model.model, policy, context.config.seed)
+        with (
+            override(model.model, policy, seed=context.config.seed),
+            super().open(model, context) as lm,
+        ):
             if not repeats:
                 lm.session_info = lm.session_info | {NOT_REPRODUCIBLE: True}
             yield lm
@@ -151,7 +156,8 @@ def load_function(policy: Any) -> LoadedFunction:
     """The function `<file>.py:<function>`.
 
     Raises ConfigError for a file or function that is missing, a file that cannot be imported, and a
-    function without two arguments for router and routing, or with another one that has no default.
+    function without arguments for router and routing, or with another one than `tokens` that has
+    no default.
     """
     file, _, name = str(policy or "").rpartition(":")
     if not file:
@@ -171,11 +177,11 @@ def load_function(policy: Any) -> LoadedFunction:
             f"method.policy={policy}: {path} has no function {name}.{did_you_mean(name, names)}"
         )
     try:
-        inspect.signature(function).bind(None, None)
+        inspect.signature(function).bind(*[None] * _positional(function))
     except TypeError as error:
         raise ConfigError(
-            f"method.policy={policy}: its arguments must be router, routing, and keys with "
-            f"defaults ({error})."
+            f"method.policy={policy}: its arguments must be router, routing, tokens where it needs "
+            f"them, and keys with defaults ({error})."
         ) from error
     return LoadedFunction(function, hashlib.sha256(content).hexdigest())
 
@@ -202,9 +208,16 @@ def _module(path: Path, content: bytes) -> Any:
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The defaults of the function's keys, which are its arguments after router and routing."""
+    """The defaults of the function's keys, which are its arguments after router, routing and
+    tokens."""
     parameters = list(inspect.signature(function).parameters.values())
-    return {parameter.name: parameter.default for parameter in parameters[2:]}
+    keys = parameters[_positional(function) :]
+    return {parameter.name: parameter.default for parameter in keys}
+
+
+def _positional(function: Callable[..., Any]) -> int:
+    """The number of arguments that are no keys: router, routing, and tokens if it takes them."""
+    return 3 if takes_tokens(function) else 2
 
 
 @lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ import torch
 
 from moe_lab.routing import PolicyFunction, Router, Routing
 from moe_lab.routing.override import override
+from moe_lab.routing.tokens import TokenPolicyFunction, with_tokens
 
 TOKENS = 16
 """The length of the passes: enough for a token whose drawn experts differ."""
@@ -24,8 +25,10 @@ class Decision(NamedTuple):
     after: Routing | None
 
 
-def repeats_itself(model: Any, policy: PolicyFunction) -> bool:
+def repeats_itself(model: Any, policy: PolicyFunction | TokenPolicyFunction, seed: int = 0) -> bool:
     """Whether a policy returns the same decisions in two passes over the same tokens.
+
+    What it keeps in `tokens.state` in the first pass, it has in the second one.
 
     Decisions are compared where the router's logits are the same in both passes, since kernels of a
     GPU may round differently. The state of torch's random numbers is put back.
@@ -34,10 +37,14 @@ def repeats_itself(model: Any, policy: PolicyFunction) -> bool:
     device = model.get_input_embeddings().weight.device
     ids = torch.arange(TOKENS, device=device)[None] % vocabulary
     passes = []
-    with torch.random.fork_rng(_gpus(device)), torch.inference_mode():
+    with (
+        torch.random.fork_rng(_gpus(device)),
+        torch.inference_mode(),
+        with_tokens(model, policy, seed) as decide,
+    ):
         for _ in range(2):
             decisions: list[Decision] = []
-            with override(model, _recorded(policy, decisions)):
+            with override(model, _recorded(decide, decisions)):
                 model(ids, use_cache=False)
             passes.append(decisions)
     first, second = passes

@@ -15,10 +15,13 @@ from moe_lab.routing.hook import opened, routed
 from moe_lab.routing.policy import PolicyFunction
 from moe_lab.routing.router import Router
 from moe_lab.routing.rules import Routing
+from moe_lab.routing.tokens import TokenPolicyFunction, with_tokens
 
 
 @contextmanager
-def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]:
+def override(
+    model: nn.Module, policy: PolicyFunction | TokenPolicyFunction, *, seed: int = 0
+) -> Iterator[list[Router]]:
     """Route the tokens of `model(...)` and `model.generate(...)` inside the context by `policy`;
     yields the routers.
 
@@ -37,7 +40,9 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
             pass at once, padding included. `routing` has `logits_TE`, `weights_TK` and `index_TK`
             (int64); the policy returns such a triple with other weights or indices, of K experts or
             fewer, or None for no change. The triple that it gets is a copy. `router` has the number
-            of its MoE `layer`.
+            of its MoE `layer`. A third argument `tokens` without a default gets the tokens and
+            their keyed noise (`PolicyTokens`): it is called as `policy(router, routing, tokens)`.
+        seed: key of that noise.
 
     The policy has the final decision, also inside: RoE, C3PO and masked experts of `expert_metrics`
     decide first, and `routing` is what they decided, for all samples of a pass. A weight of 0 drops
@@ -45,7 +50,8 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
 
     Raises ModelError for a model without a supported router. Raises RoutingError if the policy
     returns something else than a routing decision, if a pass bypasses a router, under gradient
-    checkpointing, and if no token was routed inside the context.
+    checkpointing, if no token was routed inside the context, and for a policy that takes tokens
+    where their text is unknown.
     """
     calls = 0
 
@@ -55,7 +61,7 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
         with torch.inference_mode(False):  # copies that count how often they were written to
             copied = Routing(*(tensor.clone() for tensor in routing))
         versions = [tensor._version for tensor in copied]
-        changed = policy(router, copied)
+        changed = decide(router, copied)
         if changed is not None:
             return _checked(changed, routing, router)
         if versions != [tensor._version for tensor in copied]:
@@ -66,6 +72,7 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
         return None
 
     with (
+        with_tokens(model, policy, seed) as decide,
         routed(model, checked, final=True) as routers,
         opened(model, "override(model)", takes_ensembles=True),
     ):

@@ -149,7 +149,8 @@ class RecurrentForward:
         if self._takes_positions:
             position_S = torch.arange(state.length, state.length + len(ids), device=self.device)
             inputs["position_ids"] = position_S.expand(state.entries, -1)
-        with told(self.model, lambda: [self._keyed(state, len(ids))]):
+        first_noisy = self.ensemble.first_noisy
+        with told(self.model, lambda: [self._keyed(state, len(ids))], shared_layers=first_noisy):
             output = self.model(**inputs, cache=state.cache, use_cache=True)
         if output.cache is None:
             raise RoutingError(f"{type(self.model).__name__} returns no cache. Use method=base.")

@@ -52,8 +52,8 @@ class KeyedTokens(PassTokens):
     repeat_T: Tensor
     """int64: 0, 1, ... for several answers to one prompt."""
     sample_T: Tensor
-    """int64: the routing sample, the row of an ensemble; 0 for the clean one, and without an
-    ensemble."""
+    """int64: the routing sample, the row of an ensemble; 0 for the clean one, without an ensemble,
+    and in the layers before the first noisy one, which samples share."""
 
     def at(self, index_N: Tensor) -> Self:
         """The chosen tokens."""
@@ -131,6 +131,7 @@ class TokenSource:
         self._experts: dict[int, int] = {}
         self._of_engine: dict[int, PolicyTokens] | None = None
         """By their number T. None: no engine runs the pass."""
+        self._shared_layers = 0
         self._of_inputs: PolicyTokens | None = None
         """Of the newest pass that no engine ran."""
 
@@ -139,9 +140,14 @@ class TokenSource:
         """Whether an engine runs the pass, and has said what its tokens are."""
         return self._of_engine is not None
 
-    def tell(self, stages: Sequence[KeyedTokens]) -> None:
+    def tell(self, stages: Sequence[KeyedTokens], shared_layers: int) -> None:
         """Set the tokens of a pass. It may have several numbers of them: those of the layers before
-        samples fork, and those after."""
+        samples fork, and those after.
+
+        Args:
+            shared_layers: the number of MoE layers in which all samples are sample 0.
+        """
+        self._shared_layers = shared_layers
         self._of_engine = {len(tokens.real_T): self._for_policy(tokens) for tokens in stages}
 
     def forget(self) -> None:
@@ -167,6 +173,8 @@ class TokenSource:
                 f"The router {router.name} decides for {T} tokens, and which these are is unknown: "
                 "a policy with `tokens` runs in model(...), model.generate, RoE and commands."
             )
+        if router.layer < self._shared_layers:
+            tokens = replace(tokens, sample_T=torch.zeros_like(tokens.sample_T))
         device = routing.logits_TE.device
         if tokens.real_T.device == device:
             return tokens
@@ -187,21 +195,28 @@ def decides_by_tokens(model: nn.Module) -> bool:
     return bool(_whole_passes) and _whole_passes.get(transformers_model(model), 0) > 0
 
 
-def told(model: nn.Module, make_stages: Callable[[], Sequence[KeyedTokens]]) -> Any:
+def told(
+    model: nn.Module, make_stages: Callable[[], Sequence[KeyedTokens]], shared_layers: int = 0
+) -> Any:
     """A context manager around a pass of an engine: policies get these tokens.
 
     Without a policy that takes tokens, `make_stages` is not called.
+
+    Args:
+        make_stages, shared_layers: of `TokenSource.tell`.
     """
     sources = _sources.get(transformers_model(model)) if _sources else None
     if not sources:
         return nullcontext()
-    return _telling(sources, make_stages())
+    return _telling(sources, make_stages(), shared_layers)
 
 
 @contextmanager
-def _telling(sources: Sequence[TokenSource], stages: Sequence[KeyedTokens]) -> Iterator[None]:
+def _telling(
+    sources: Sequence[TokenSource], stages: Sequence[KeyedTokens], shared_layers: int
+) -> Iterator[None]:
     for source in sources:
-        source.tell(stages)
+        source.tell(stages, shared_layers)
     try:
         yield
     finally:

@@ -33,7 +33,6 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.tunable_method import GridMethod, Settings
 from moe_lab.results.code_digest import imports_digest
-from moe_lab.results.marks import NOT_REPRODUCIBLE
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
@@ -59,6 +58,10 @@ class FunctionPolicy(GridMethod):
         space: dict[str, list[int | float]] | None = None
         """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the ends of
         the range, which the function's default widens where it lies outside."""
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            """Its class is made from the function, so pickles name the function in its place."""
+            return _config_of, (vars(self),)
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -129,19 +132,24 @@ class FunctionPolicy(GridMethod):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
-        """The base model's LM under the function. Its session says if two equal passes differ."""
-        from moe_lab.methods.repeatable import repeats_itself
-        from moe_lab.routing.override import override
+        """The base model's LM under the function.
+
+        Raises ConfigError for a function that decides differently in two equal passes.
+        """
+        from moe_lab.methods.repeatable import check_repeatable
+        from moe_lab.routing.override import deciding_last
 
         policy = partial(self.function, **self.arguments)
-        repeats = repeats_itself(model.model, policy, context.config.seed)
-        with (
-            override(model.model, policy, seed=context.config.seed),
-            super().open(model, context) as lm,
-        ):
-            if not repeats:
-                lm.session_info = lm.session_info | {NOT_REPRODUCIBLE: True}
+        seed = context.config.seed
+        check_repeatable(model.model, policy, seed, f"method.policy={self.config.policy}")
+        with deciding_last(model.model, policy, seed), super().open(model, context) as lm:
             yield lm
+
+
+def _config_of(values: dict[str, Any]) -> FunctionPolicy.Config:
+    """The configuration with these values of the keys."""
+    config: FunctionPolicy.Config = FunctionPolicy.config_class(values)(**values)  # type: ignore[assignment]
+    return config
 
 
 class LoadedFunction(NamedTuple):

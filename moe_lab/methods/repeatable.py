@@ -1,7 +1,7 @@
 """Whether a policy decides the same in two equal passes.
 
-A policy that draws random numbers, or that counts its calls, gives other results in each run of the
-same command.
+A policy that draws random numbers of its own, or that counts its calls, would give other results in
+each run of the same command.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from moe_lab.errors import ConfigError
 from moe_lab.routing import PolicyFunction, Router, Routing
 from moe_lab.routing.override import override
 from moe_lab.routing.tokens import TokenPolicyFunction, with_tokens
@@ -51,6 +52,19 @@ def repeats_itself(model: Any, policy: PolicyFunction | TokenPolicyFunction, see
     if len(first) != len(second):
         return False
     return all(_alike(decision, repeated) for decision, repeated in zip(first, second, strict=True))
+
+
+def check_repeatable(
+    model: Any, policy: PolicyFunction | TokenPolicyFunction, seed: int, name: str
+) -> None:
+    """Raise ConfigError, which begins with `name`, for a policy that does not repeat itself."""
+    if not repeats_itself(model, policy, seed):
+        raise ConfigError(
+            f"{name}: it decides differently in two equal passes, so it draws random numbers or "
+            "counts its calls.\n"
+            "Draw the noise of its tokens: give it a third argument `tokens`, and use "
+            "tokens.gumbel(router) or tokens.uniform(router)."
+        )
 
 
 def _gpus(device: torch.device) -> list[torch.device]:

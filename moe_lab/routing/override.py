@@ -5,6 +5,7 @@ T = tokens of a pass, E = experts, K = experts per token.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,11 +54,34 @@ def override(
     checkpointing, if no token was routed inside the context, and for a policy that takes tokens
     where their text is unknown.
     """
-    calls = 0
+    with deciding_last(model, policy, seed) as decisions:
+        yield decisions.routers
+    if not decisions.count:
+        raise RoutingError(
+            f"No token passed the routers of {type(model).__name__} inside override(...): the "
+            "policy changed nothing."
+        )
+
+
+@dataclass
+class Decisions:
+    """What a policy of one's own decided."""
+
+    routers: list[Router]
+    count: int = 0
+    """How often it was called."""
+
+
+@contextmanager
+def deciding_last(
+    model: nn.Module, policy: PolicyFunction | TokenPolicyFunction, seed: int
+) -> Iterator[Decisions]:
+    """`override`, also for a context in which no token may be routed: one of several processes may
+    have nothing to answer."""
+    decisions = Decisions([])
 
     def checked(router: Router, routing: Routing) -> Routing | None:
-        nonlocal calls
-        calls += 1
+        decisions.count += 1
         with torch.inference_mode(False):  # copies that count how often they were written to
             copied = Routing(*(tensor.clone() for tensor in routing))
         versions = [tensor._version for tensor in copied]
@@ -76,12 +100,8 @@ def override(
         routed(model, checked, final=True) as routers,
         opened(model, "override(model)", takes_ensembles=True),
     ):
-        yield routers
-    if not calls:
-        raise RoutingError(
-            f"No token passed the routers of {type(model).__name__} inside override(...): the "
-            "policy changed nothing."
-        )
+        decisions.routers = routers
+        yield decisions
 
 
 def _checked(changed: Any, routing: Routing, router: Router) -> Routing:

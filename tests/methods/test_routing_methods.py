@@ -11,6 +11,7 @@ a function that no worker can import.
 
 import importlib
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -327,18 +328,40 @@ def at_times(router, routing):
 def seeded(router, routing):
     torch.manual_seed(router.layer)
     return draws(router, routing)
+
+
+def counts_texts(router, routing, tokens):
+    """A number of calls in `tokens.state`, which is of no text."""
+    calls = tokens.state.setdefault("calls", [])
+    calls.append(router.layer)
+    return routing._replace(weights_TK=routing.weights_TK / len(calls))
+
+
+def keyed(router, routing, tokens, temperature=3.0):
+    """`draws` with the noise of its tokens."""
+    scores_TE = router.scores(routing.logits_TE) + temperature * tokens.gumbel(router)
+    index_TK = router.choose(scores_TE, routing.index_TK.shape[-1])
+    weights_TK = router.weights(routing.logits_TE, index_TK)
+    return routing._replace(index_TK=index_TK, weights_TK=weights_TK)
 '''
 
 
-@pytest.mark.parametrize(
-    ("function", "repeats"),
-    [("draws", False), ("shrinks", False), ("at_times", False), ("seeded", True)],
-)
-def test_a_policy_that_decides_differently_each_time_says_so(ideas, function, repeats, tokenizer):
-    """`at_times` decides alike in both passes with a probability of 2 ** -4 and less."""
+@pytest.mark.parametrize("function", ["draws", "shrinks", "at_times", "counts_texts"])
+def test_a_policy_that_decides_differently_each_time_is_refused(ideas, function, tokenizer):
+    """`at_times` would decide alike in both passes with a probability of 2 ** -4."""
+    random.seed(3)
+    ideas.write_text(RANDOM, encoding="utf-8")
+    refusal = pytest.raises(
+        ConfigError, match=f"ideas.py:{function}: it decides differently in two"
+    )
+    with refusal, opened(policy(function), small_model("olmoe"), tokenizer):
+        pass
+
+
+@pytest.mark.parametrize("function", ["seeded", "keyed"])
+def test_a_random_policy_that_repeats_itself_runs(ideas, function, tokenizer):
     ideas.write_text(RANDOM, encoding="utf-8")
     with opened(policy(function), small_model("olmoe"), tokenizer) as lm:
-        assert lm.session_info == ({} if repeats else {"not-reproducible": True})
         answered(lm, "loglikelihood", PAIRS[:1])
 
 
@@ -349,22 +372,51 @@ def test_the_test_leaves_the_random_numbers_of_others_as_they_are(ideas):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_its_rows_have_the_note_and_no_p(ideas, tmp_path, capsys):
+def test_the_command_refuses_random_numbers_of_its_own_and_says_what_to_do(ideas, tmp_path, capsys):
     ideas.write_text(RANDOM, encoding="utf-8")
-    keys = [
-        "method.policy=ideas.py:draws",
-        "task=toy_choice",
-        "limit=40",
-        f"output_dir={tmp_path}/out",
-    ]
-    for _ in range(2):  # computed, and stored
-        ended = run_command(capsys, "method=policy", *keys)
+    keys = ["method.policy=ideas.py:draws", "task=toy_choice", "limit=4", "baseline=false"]
+    ended = run_command(capsys, "method=policy", *keys, f"output_dir={tmp_path}/out")
+    assert ended.code == 2
+    assert "method.policy=ideas.py:draws: it decides differently in two equal passes" in ended.err
+    assert "tokens.gumbel(router)" in ended.err
+
+
+def test_the_seed_is_in_the_identity_of_a_policy_with_tokens_alone(ideas):
+    ideas.write_text(RANDOM, encoding="utf-8")
+    assert policy("keyed").random
+    assert not policy("seeded").random
+    assert policy("keyed").arguments == {"temperature": 3.0}, "tokens are no key"
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_bytes(ideas, tmp_path, capsys):
+    """Five times; other batches give the same texts, another seed does not."""
+    ideas.write_text(RANDOM, encoding="utf-8")
+    command = ["method=policy", "method.policy=ideas.py:keyed", "task=toy_math", "limit=12"]
+
+    def samples(name: str, *keys: str) -> bytes:
+        output = f"output_dir={tmp_path}/{name}"
+        ended = run_command(capsys, *command, "baseline=false", output, *keys)
         assert ended.code == 0, ended.err
-        assert "not-reproducible: the policy decides differently" in ended.out
-        [row] = [line for line in ended.out.splitlines() if line.startswith("policy ")]
-        assert row.endswith("not-reproducible"), "a row of the table, and no verdict"
-    results = moe_lab.run(["method=policy", *keys], quiet=True)
-    assert results.frame().set_index("method")["p"].isna()["policy"]
+        [file] = ended.folders[-1].glob("samples_*.jsonl")
+        return file.read_bytes()
+
+    first = samples("0")
+    for time in range(1, 5):
+        assert samples(str(time)) == first
+    for batch_size in (1, 5):
+        assert samples(f"batch{batch_size}", f"batch_size={batch_size}") == first
+    assert samples("seed", "seed=1") != first
+
+
+@pytest.mark.slow
+def test_the_mean_over_seeds_has_a_p(ideas, tmp_path):
+    ideas.write_text(RANDOM, encoding="utf-8")
+    command = ["method=policy", "method.policy=ideas.py:keyed", "task=toy_choice", "limit=20"]
+    frame = moe_lab.run([*command, "seeds=3", f"output_dir={tmp_path}"], quiet=True).frame()
+    means = frame[(frame["method"] == "policy") & frame["seed"].isna()]
+    assert means["seeds"].tolist() == [3] * len(means)
+    assert means["p"].notna().all()
 
 
 def test_a_plain_function_is_the_policy_of_a_method(tokenizer):

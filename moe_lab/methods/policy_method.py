@@ -29,7 +29,7 @@ class PolicyMethod(Method):
 
     data_keys: ClassVar[tuple[str, ...]] = ()
     """Keys that choose data. They are not part of the identity: `data_identity` has the content."""
-    counted: ClassVar[tuple[str, str, str] | None] = None
+    counted: tuple[str, str, str] | None = None
     """(key of its block, two counters of `EngineLM.cost`): the block has the ratio of the
     counters. None: no ratio."""
 

@@ -80,28 +80,37 @@ def deciding_last(
     have nothing to answer."""
     decisions = Decisions([])
 
-    def checked(router: Router, routing: Routing) -> Routing | None:
+    def counted(router: Router, routing: Routing) -> Routing | None:
         decisions.count += 1
-        with torch.inference_mode(False):  # copies that count how often they were written to
-            copied = Routing(*(tensor.clone() for tensor in routing))
-        versions = [tensor._version for tensor in copied]
-        changed = decide(router, copied)
-        if changed is not None:
-            return _checked(changed, routing, router)
-        if versions != [tensor._version for tensor in copied]:
-            raise RoutingError(
-                f"The policy wrote into the decision for {router.name} and returned None, which "
-                "means no change: it must return routing._replace(index_TK=..., weights_TK=...)."
-            )
-        return None
+        return decision_of(decide, router, routing)
 
     with (
         with_tokens(model, policy, seed) as decide,
-        routed(model, checked, final=True) as routers,
+        routed(model, counted, final=True) as routers,
         opened(model, "override(model)", takes_ensembles=True),
     ):
         decisions.routers = routers
         yield decisions
+
+
+def decision_of(policy: PolicyFunction, router: Router, routing: Routing) -> Routing | None:
+    """What a policy of one's own decides for a copy of the router's decision, widened to the
+    router's K experts; None for no change.
+
+    Raises RoutingError if it returns something else than a routing decision.
+    """
+    with torch.inference_mode(False):  # copies that count how often they were written to
+        copied = Routing(*(tensor.clone() for tensor in routing))
+    versions = [tensor._version for tensor in copied]
+    changed = policy(router, copied)
+    if changed is not None:
+        return _checked(changed, routing, router)
+    if versions != [tensor._version for tensor in copied]:
+        raise RoutingError(
+            f"The policy wrote into the decision for {router.name} and returned None, which "
+            "means no change: it must return routing._replace(index_TK=..., weights_TK=...)."
+        )
+    return None
 
 
 def _checked(changed: Any, routing: Routing, router: Router) -> Routing:

@@ -20,11 +20,13 @@ import pytest
 import torch
 
 import moe_lab
+from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.methods import get_method
 from moe_lab.methods.expert_counts import TopK, TopP
 from moe_lab.methods.policy_method import PolicyMethod
 from moe_lab.methods.repeatable import repeats_itself
+from moe_lab.methods.roe import RoE
 from moe_lab.results import code_digest
 from moe_lab.results.identity import run_id
 from moe_lab.routing import find_routers
@@ -417,6 +419,83 @@ def test_the_mean_over_seeds_has_a_p(ideas, tmp_path):
     means = frame[(frame["method"] == "policy") & frame["seed"].isna()]
     assert means["seeds"].tolist() == [3] * len(means)
     assert means["p"].notna().all()
+
+
+@pytest.mark.parametrize("family", ["olmoe", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize("cache", ["clean", "standard"])
+def test_roe_is_the_average_of_a_function_with_gumbel_noise(ideas, family, cache, tokenizer):
+    """To the bit: the noise has the same keys."""
+    ideas.write_text(RANDOM, encoding="utf-8")
+    model = small_model(family)
+    shape = {"n": 3, "cache": cache}
+    by_function = policy("keyed", temperature=0.7, **shape)
+    by_roe = RoE(RoE.Config(temperature=0.7, skip_layers=0, **shape))
+    answers = []
+    costs = []
+    for method in (by_function, by_roe):
+        with opened(method, model, tokenizer, seed=4) as lm:
+            answers.append(both_answers(lm))
+            costs.append(lm.cost)
+    assert answers[0] == answers[1]
+    assert costs[0] == costs[1], "tokens and changed decisions"
+    assert costs[0]["changed_decisions"] > 0
+
+
+def test_what_a_function_with_samples_says(ideas):
+    ideas.write_text(RANDOM, encoding="utf-8")
+    method = policy("keyed", n=8, cache="standard")
+    facts_identity = method.identity(FACTS)
+    assert (facts_identity["n"], facts_identity["cache"]) == (8, "standard")
+    assert method.planned_ensemble().n == 8
+    assert method.expert_metrics == "none"
+    counters = {"changed_decisions": 3, "noisy_decisions": 4}
+    block = method.report(FACTS, counters, {})["policy"]
+    assert block["changed_fraction"] == 0.75
+    assert (block["n"], block["cache"]) == (8, "standard")
+    assert method.settings({"temperature": 2.0}) == {"temperature": 2.0}, "as in RoE's profiles"
+
+    assert "n" not in policy("keyed").identity(FACTS), "ids without samples stay"
+    assert policy("keyed", n=1).identity(FACTS) == policy("keyed").identity(FACTS)
+
+
+def test_an_argument_n_of_the_function_is_its_own(ideas):
+    own = policy("with_own_n")
+    assert own.arguments == {"n": 8, "cache": "clean"}
+    assert policy("with_own_n", n=None).arguments == own.arguments, "as conf/ gives it"
+    assert policy("with_own_n", n=3).arguments["n"] == 3
+    assert policy("with_own_n", n=3).planned_ensemble().n == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "keys", "message"),
+    [
+        ("seeded", {"n": 2}, "all samples would be the same"),
+        ("keyed", {"cache": "standard"}, "has no effect on one routing"),
+        ("with_cache", {"n": 2}, "samples attend to a `cache`"),
+        ("keyed", {"n": 0}, "n"),
+        ("keyed", {"n": 2, "cache": "none"}, "cache"),
+    ],
+)
+def test_samples_that_cannot_be_drawn_are_refused(ideas, function, keys, message):
+    own_cache = "\ndef with_cache(router, routing, tokens, cache=1): pass\n"
+    ideas.write_text(RANDOM + own_cache, encoding="utf-8")
+    values = {"name": "policy", "policy": f"ideas.py:{function}"} | keys
+    with pytest.raises(ConfigError, match=message):
+        build(get_method("policy").config_class(values), values, "method.")
+
+
+@pytest.mark.slow
+def test_the_command_averages_samples_and_plans_their_tokens(ideas, tmp_path, capsys):
+    ideas.write_text(RANDOM, encoding="utf-8")
+    command = ["method=policy", "method.policy=ideas.py:keyed", "task=toy_choice", "limit=6"]
+    for keys in (["method.n=3"], ["method.n=3", "method.cache=standard"], []):
+        output = f"output_dir={tmp_path}/{len(keys)}"
+        ended = run_command(capsys, *command, *keys, "baseline=false", output)
+        assert ended.code == 0, ended.err
+        results = ended.results[-1]["moe_lab"]
+        planned = moe_lab.plan([*command, *keys, "baseline=false", f"{output}/plan"])
+        assert planned.frame()["tokens"].tolist() == [results["cost"]["tokens_in"]]
+        assert ("n" in results["policy"]) == bool(keys)
 
 
 def test_a_plain_function_is_the_policy_of_a_method(tokenizer):

@@ -9,7 +9,9 @@
     python -m moe_lab method=policy method.policy=my_idea.py:drop_weakest method.scale=0.5 \\
         task=arc_easy
 
-The function is what `moe_lab.override` takes. Its arguments with defaults are keys of the method.
+The function is what `moe_lab.override` takes. Its arguments with defaults are keys of the method. A
+third argument `tokens` without a default gets the tokens and their keyed noise
+(`moe_lab.routing.tokens`); with `method.n=8` eight samples of such a function are averaged.
 """
 
 from __future__ import annotations

@@ -42,9 +42,8 @@ from moe_lab.config.validators import PositiveFloat
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.tunable_method import GridMethod
-from moe_lab.routing import Router, Routing
+from moe_lab.routing import PolicyTokens, Router, Routing
 from moe_lab.routing.override import override
-from moe_lab.routing.tokens import PolicyTokens
 from moe_lab.runs.results import Results
 from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model

@@ -8,8 +8,12 @@ router's next best expert takes its place.
 
 import torch
 
+from moe_lab.routing import PolicyTokens, Router, Routing
 
-def expert_dropout(router, routing, tokens, p=0.1):
+
+def expert_dropout(
+    router: Router, routing: Routing, tokens: PolicyTokens, p: float = 0.1
+) -> Routing:
     chosen_TE = torch.zeros_like(routing.logits_TE, dtype=torch.bool)
     chosen_TE = chosen_TE.scatter(-1, routing.index_TK, True)
     dropped_TE = chosen_TE & (tokens.uniform(router) < p)

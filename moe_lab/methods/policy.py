@@ -281,7 +281,7 @@ class FunctionPolicy(GridMethod):
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        policy = block["policy"]
+        policy = block.get("policy", {})
         if "changed_fraction" not in policy:
             return []
         return [

@@ -19,9 +19,9 @@ from torch._C import _dispatch_has_kernel_for_dispatch_key as _has_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM
 
 from moe_lab.engine.forward.kv_cache import KVCache
+from moe_lab.models.auto_class import auto_class
 from moe_lab.models.facts import without_rope_lengths
 from moe_lab.models.transformers_internals import attention_of
 
@@ -252,5 +252,5 @@ def meta_model(config: Any, dtype: torch.dtype) -> Any:
     sets, is a copy."""
     with torch.device("meta"):
         copied_config = without_rope_lengths(config)
-        model = AutoModelForCausalLM.from_config(copied_config, dtype=dtype)
+        model = auto_class(copied_config).from_config(copied_config, dtype=dtype)
     return model.eval().requires_grad_(False)

@@ -14,13 +14,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.distributed import DistributedConfig
 from transformers.quantizers.auto import AutoQuantizationConfig
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, first_line, reading
 from moe_lab.models.adapters import attached, check_fit, merged
+from moe_lab.models.auto_class import auto_class, experts_option
 from moe_lab.models.checks import (
     DAMAGED,
     check_complete,
@@ -43,7 +44,7 @@ from moe_lab.models.facts import (
 )
 from moe_lab.models.source import NO_CODE, adapter_folder, load_config, model_folder, model_source
 from moe_lab.models.tokenizer import load_tokenizer
-from moe_lab.models.transformers_internals import attention_of, can_set_experts, reading_once
+from moe_lab.models.transformers_internals import attention_of, reading_once
 from moe_lab.routing import find_routers
 
 
@@ -119,7 +120,7 @@ def _check_generation_config(folder: Path) -> None:
 
 def _experts_implementation(
     model: ModelConfig, config: PreTrainedConfig, facts: ModelFacts, device: torch.device
-) -> str | None:
+) -> str | dict[str, str] | None:
     """The implementation of experts to load the model with; None: transformers' default.
 
     Raises ConfigError for `model.experts_implementation` of a family with a single one.
@@ -127,16 +128,17 @@ def _experts_implementation(
     given = model.experts_implementation
     if not facts.moe_layers:
         return None
-    if not can_set_experts(config):
+    option = experts_option(config, given or WEIGHTS_FIRST)
+    if option is None:
         if given:
             raise ConfigError(
                 f"model.experts_implementation: {facts.family} computes its experts in one way "
                 "only. Leave it out."
             )
         return None
-    if given:
-        return given
-    return WEIGHTS_FIRST if device.type == "cpu" else None
+    if given or device.type == "cpu":
+        return option
+    return None
 
 
 def _read_weights(
@@ -156,7 +158,7 @@ def _read_weights(
     source = model_source(model)
     try:
         with reading_once() if device.type == "cpu" else nullcontext():
-            loaded, report = AutoModelForCausalLM.from_pretrained(
+            loaded, report = auto_class(config).from_pretrained(
                 folder,
                 config=config,
                 dtype=getattr(torch, dtype),

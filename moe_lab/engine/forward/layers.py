@@ -37,9 +37,10 @@ _LAYER_INPUTS = {
     "output_router_logits",
     "per_layer_input",
     "shared_kv_states",
+    "moe_mm_token_type_ids",
 }
-"""All inputs of layers that can take routing samples. The last two, Gemma's, are unused in its MoE
-models."""
+"""All inputs of layers that can take routing samples. Two of Gemma's are unused in its MoE models,
+and ERNIE's types of tokens are None in a text."""
 _MASKED_ATTENTION = ("sdpa", "eager")
 _MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that keep keys and values alone, and attend to them by a mask."""
@@ -107,20 +108,23 @@ class PerToken:
         changed_inputs = dict(inputs)
         for name in self.names:
             if name in inputs:
-                changed_inputs[name] = self._changed_input(inputs[name])
+                changed_inputs[name] = self._changed_input(inputs[name], name)
         return changed_inputs
 
-    def _changed_input(self, value: Any) -> Any:
+    def _changed_input(self, value: Any, name: str) -> Any:
         """The changed input: a tensor is changed once for all layers that get the same object, a
         tuple part by part. Other values, such as None, stay."""
         if isinstance(value, tuple):
-            return tuple(self._changed_input(part) for part in value)
+            return tuple(self._changed_input(part, name) for part in value)
         if not isinstance(value, Tensor):
             return value
         for unchanged, changed in self._changed:
             if unchanged is value:
                 return changed
-        changed = self.change(value)
+        if name == "position_ids" and value.dim() == 3:  # [axes, B, S], equal in a text
+            changed = self.change(value[0]).expand(len(value), -1, -1)
+        else:
+            changed = self.change(value)
         self._changed.append((value, changed))
         return changed
 

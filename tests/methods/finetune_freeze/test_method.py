@@ -519,6 +519,8 @@ def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_
         assert "attn" not in name
     shared = set()
     for name, parameter in model.named_parameters():
+        if "vision" in name:  # ERNIE's experts of images
+            continue
         if "shared" in name:
             shared.add(name)
         # JetMoE's attention has experts of its own

@@ -43,6 +43,7 @@ from moe_lab.models.facts import (
     resolve_device,
 )
 from moe_lab.models.source import NO_CODE, adapter_folder, load_config, model_folder, model_source
+from moe_lab.models.text_part import freeze_towers
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.models.transformers_internals import attention_of, reading_once
 from moe_lab.routing import find_routers
@@ -82,6 +83,7 @@ def load_model(
     loaded = _read_weights(model, folder, config, facts.dtype, place, options)
     avoid_grouped_products(loaded, model.experts_implementation)
     loaded = loaded.eval()
+    freeze_towers(loaded)
     if adapter is not None:
         with_layers = merged if model.merge_adapter else attached
         loaded = with_layers(loaded, adapter, str(model.peft))

@@ -266,6 +266,9 @@ IMAGE_TEXT: dict[str, dict[str, Any]] = {
 """`model_type` of an image-and-text model -> the `model_type` of its text model, the settings of
 its vision tower, and `more` settings of its own."""
 
+PUBLISHED = ("aria", "inkling2", "kimi_k25", "minimax_m3_vl", "mistral3", "nemotron_h_omni")
+"""Image-and-text models whose text model runs alone, too, and is in `ZOO`."""
+
 ONE_WAY = {"dbrx", "jetmoe", "llama4_text", "longcat_flash", "step3p5"}
 """Families whose experts transformers computes in one way only."""
 ON_KV_CACHE = (

@@ -120,11 +120,12 @@ def _whole_config(model_type: str, settings: dict[str, Any]) -> Any:
     Args:
         settings: of the text model.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     if model_type not in IMAGE_TEXT:
         config = _config(model_type, settings)
-        if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        runs_alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        if runs_alone or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             return config
         model_type = _image_text_of(model_type)
     parts = IMAGE_TEXT[model_type]

@@ -46,6 +46,23 @@ _MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that keep keys and values alone, and attend to them by a mask."""
 
 
+def output_head(model: Any) -> nn.Module | None:
+    """The module that computes a model's logits; None for a model without one.
+
+    Some image-and-text models hold a whole causal language model (`nemotron_h_omni`), whose head it
+    is.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        return model.get_decoder().get_output_embeddings()
+    return head
+
+
+def hidden_state_model(model: Any) -> Any:
+    """The part of a model that computes the hidden states of a text, without the output head."""
+    return model.get_decoder().get_decoder()
+
+
 def decoder_layers(model: Any) -> list[nn.Module]:
     """The decoder layers of a transformers model, in order; empty if they are not found."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
@@ -145,7 +162,7 @@ def kv_cache_obstacle(model: Any) -> str | None:
     layers = decoder_layers(model)
     if not layers or len(layers) != len(get_layer_types_and_kwargs(config)[0]):
         return "its decoder layers were not found"
-    if model.get_output_embeddings() is None:
+    if output_head(model) is None:
         return "it has no output head"
     if attention_of(config) not in _MASKED_ATTENTION:
         return f"attn_implementation={attention_of(config)} takes no mask for single tokens"

@@ -10,6 +10,7 @@ from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.finetune_freeze.phases import Phase
 from moe_lab.models.auto_class import auto_class
 from moe_lab.models.facts import without_rope_lengths
+from moe_lab.models.text_part import freeze_towers
 from moe_lab.routing import Router, find_routers
 from moe_lab.routing.passes import with_wrapper
 
@@ -102,7 +103,9 @@ def counts(groups: Groups) -> dict[str, int]:
 def empty_model(config: Any) -> Any:
     """A model of this configuration without weights."""
     with torch.device("meta"):
-        return auto_class(config).from_config(without_rope_lengths(config))
+        model = auto_class(config).from_config(without_rope_lengths(config))
+    freeze_towers(model)
+    return model
 
 
 def check_phases_train(groups: Groups, phases: Sequence[Phase]) -> None:

@@ -31,6 +31,7 @@ from moe_lab.methods.tokenized import Pad, Row, Rows
 from moe_lab.methods.trained import save_model
 from moe_lab.methods.trainer import fit
 from moe_lab.models.facts import LoadedModel
+from moe_lab.models.output_flags import set_use_cache
 from moe_lab.results.versions import versions
 from moe_lab.routing.hook import opened
 
@@ -48,7 +49,7 @@ def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int = 0) -> I
 
     settings: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": virtual_tokens}
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    cached = model.config.use_cache  # the Trainer turns it off
+    cached = getattr(model.config, "use_cache", None)  # the Trainer turns it off
     try:
         with warnings.catch_warnings():
             # peft calls deprecated functions of transformers
@@ -60,7 +61,7 @@ def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int = 0) -> I
                 adapter = PrefixTuningConfig(**settings)
             yield get_peft_model(model, adapter).eval()
     finally:
-        model.config.use_cache = cached
+        set_use_cache(model.config, cached)
         model.eval()
         for parameter, flag in flags:
             parameter.requires_grad = flag

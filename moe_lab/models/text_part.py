@@ -39,6 +39,17 @@ def has_towers(config: Any) -> bool:
     return config.get_text_config() is not config
 
 
+def forget_images(model: nn.Module) -> None:
+    """Let a model forget how far images moved the positions of the texts that it generated last.
+
+    Some image-and-text models keep it (`rope_deltas`), and add it to the positions of the next
+    embeddings that they get, even to those of a batch of another size.
+    """
+    for module in model.modules():
+        if hasattr(module, "rope_deltas"):
+            module.rope_deltas = None
+
+
 def tower_modules(model: Any) -> str:
     """An expression that matches the names of an image-and-text model's modules that read no
     text."""

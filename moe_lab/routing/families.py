@@ -311,7 +311,11 @@ UNSUPPORTED = {
 """Models of transformers whose experts no policy can change, by `model_type`, with the reason."""
 
 REFUSED_IMAGE_TEXT = {
+    "deepseek_ocr2": "it transcribes images, and was not trained to answer texts",
     "diffusion_gemma": "it writes the tokens of a block together, so a text has no log-likelihood",
+    "inkling2_loop": "some of its layers run several times for a token, and route it anew each time",
+    "inkling_mm_model": "the routers of its text model cannot be changed (`inkling_text`)",
+    "unlimited_ocr": "it transcribes images, and was not trained to answer texts",
 }
 """Image-and-text models of transformers that cannot be asked with text, by `model_type`, with the
 reason."""

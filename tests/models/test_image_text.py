@@ -15,11 +15,13 @@ import torch
 from transformers import (
     AutoModelForImageTextToText,
     DiffusionGemmaConfig,
+    Inkling2LoopConfig,
     LlavaConfig,
     Mistral3Config,
     T5Config,
 )
 
+from moe_lab import RoE
 from moe_lab.config.schema import ModelConfig
 from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.lm import EngineLM
@@ -31,6 +33,8 @@ from moe_lab.methods.finetune_freeze.parameter_groups import (
     parameter_groups,
     trainable,
 )
+from moe_lab.methods.virtual_tokens.training import VirtualTokensLM
+from moe_lab.methods.virtual_tokens.training import with_adapter as virtual_tokens
 from moe_lab.models.auto_class import experts_option
 from moe_lab.models.memory import weight_bytes
 from moe_lab.models.source import load_config
@@ -38,8 +42,15 @@ from moe_lab.models.text_part import tower_parameters
 from moe_lab.routing.families import REFUSED_IMAGE_TEXT, family_of_type, image_text_types
 from tests.support.command import run_command
 from tests.support.ensembles import answered, greedy_by_transformers
-from tests.support.families import IMAGE_TEXT
-from tests.support.models import END_TOKEN, load_folder, make_tokenizer, save_model, small_model
+from tests.support.families import IMAGE_TEXT, TEXT_ONLY
+from tests.support.models import (
+    END_TOKEN,
+    load_folder,
+    make_tokenizer,
+    save_model,
+    small_model,
+    whole_model,
+)
 from tests.support.sources import ROOT
 from tests.support.tiers import first_fast
 from tests.support.trainings import train
@@ -88,6 +99,29 @@ def test_generated_tokens_are_those_of_generate(model_type):
         if END_TOKEN in tokens:
             tokens = tokens[: tokens.index(END_TOKEN)]
         assert answer == make_tokenizer().decode(tokens)
+
+
+@every_model
+def test_roe_generates_in_a_batch_what_the_model_generates_alone(model_type):
+    model = small_model(model_type)
+    tokenizer = make_tokenizer()
+    roe = RoE(model, tokenizer, n=2, temperature=0.0, skip_layers=0)
+    prompts = ["what", "a prompt that is longer"]
+    texts = roe.generate(prompts, max_new_tokens=4, do_sample=False, eos_token_id=None)
+    for text, prompt in zip(texts, prompts, strict=True):
+        tokens = greedy_by_transformers(model, tokenizer.encode(prompt), 4)
+        assert text == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def test_positions_of_an_earlier_generation_do_not_move_virtual_tokens():
+    model = small_model("qwen3_vl_moe")
+    pairs = [("ab", "cd"), ("what lies before", " and"), ("x", " y")]
+    with virtual_tokens(model, "soft-prompt", 3) as wrapped:
+        lm = VirtualTokensLM(wrapped, make_tokenizer(), progress=False, batch_size=4)
+        scores = answered(lm, "loglikelihood", pairs)
+        ids = torch.arange(20).reshape(5, 4)
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2)
+        assert answered(lm, "loglikelihood", pairs) == scores
 
 
 @every_model
@@ -140,7 +174,21 @@ def test_adapters_are_trained_for_the_text_model_alone():
         assert adapted == {f"{prefix}.{layer}.self_attn.o_proj" for layer in layers}
 
 
-# The text models that AutoModelForCausalLM takes out of a larger checkpoint
+@pytest.mark.parametrize("model_type", first_fast(sorted(TEXT_ONLY)))
+def test_what_auto_model_for_causal_lm_takes_is_loaded_by_it(model_type, tmp_path):
+    model = whole_model(model_type)
+    save_model(model, tmp_path)
+
+    loaded = load_folder(tmp_path, "float32")
+
+    assert loaded.facts.family == TEXT_ONLY[model_type]["text"]
+    assert loaded.facts.moe_layers in (3, 4)
+    assert bool(tower_parameters(loaded.model)) == (model_type == "gemma4")
+    text_model = model
+    if model_type == "llama4":  # without an image its own pass fails
+        text_model = model.language_model
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(IDS).logits, text_model(IDS).logits)
 
 
 # Refusals
@@ -153,8 +201,9 @@ def test_adapters_are_trained_for_the_text_model_alone():
         (LlavaConfig(), "an image-and-text model of the type llava with a text model of the type"),
         (Mistral3Config(), "of the type mistral3 with a text model of the type mistral, which"),
         (DiffusionGemmaConfig(), "writes the tokens of a block together"),
+        (Inkling2LoopConfig(), "run several times for a token"),
     ],
-    ids=["t5", "llava", "mistral3", "diffusion_gemma"],
+    ids=["t5", "llava", "mistral3", "diffusion_gemma", "inkling2_loop"],
 )
 def test_a_model_that_does_not_run_is_refused_before_its_weights(config, message, tmp_path):
     config.save_pretrained(tmp_path)

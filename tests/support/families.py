@@ -49,6 +49,7 @@ _GRANITE_MAMBA = dict(
 )
 _JAMBA_ATTENTION = dict(attn_layer_period=2, attn_layer_offset=1)
 _JAMBA_EXPERTS = dict(expert_layer_period=2, expert_layer_offset=1)
+_LLAMA4_SIZES = ("vision_output_dim", "projector_input_dim", "projector_output_dim")
 _LONGCAT = dict(num_layers=2, moe_topk=2, expert_ffn_hidden_size=24, ffn_hidden_size=48)
 _MINIMAX_SIZES = dict(dense_intermediate_size=48, shared_intermediate_size=24)
 _NEMOTRON_LAYERS = dict(layers_block_type=["linear_attention", "moe", "full_attention", "moe"])
@@ -265,6 +266,29 @@ IMAGE_TEXT: dict[str, dict[str, Any]] = {
 }
 """`model_type` of an image-and-text model -> the `model_type` of its text model, the settings of
 its vision tower, and `more` settings of its own."""
+
+TEXT_ONLY: dict[str, dict[str, Any]] = {
+    "dots3_note": dict(
+        text="dots3_note_text",
+        vision=_VISION | dict(mlp_layer_types=["dense"] * 2, adapter_in_dim=16, adapter_out_dim=32),
+        more=dict(
+            audio_config=_VISION
+            | dict(feature_size=8, downsample_hidden_size=8, adapter_input_size=16)
+            | dict(adapter_out_dim=32)
+        ),
+    ),
+    "gemma4": dict(
+        text="gemma4_text",
+        vision=_VISION | dict(head_dim=8, num_key_value_heads=2, position_embedding_size=16),
+    ),
+    "llama4": dict(
+        text="llama4_text",
+        vision=_VISION | dict.fromkeys(_LLAMA4_SIZES, 16),
+    ),
+    "qwen3_5_moe": dict(text="qwen3_5_moe_text", vision=_VISION | dict(num_position_embeddings=16)),
+    "qwen4_exp": dict(text="qwen4_exp_text", vision=_VISION | dict(num_position_embeddings=16)),
+}
+"""Image-and-text models that `AutoModelForCausalLM` takes, as in `IMAGE_TEXT`."""
 
 PUBLISHED = ("aria", "inkling2", "kimi_k25", "minimax_m3_vl", "mistral3", "nemotron_h_omni")
 """Image-and-text models whose text model runs alone, too, and is in `ZOO`."""

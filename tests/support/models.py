@@ -10,7 +10,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.families import COMMON, IMAGE_TEXT, IMAGE_TOKENS, KV_CACHE_VARIANTS, VOCAB, ZOO
+from tests.support.families import (
+    COMMON,
+    IMAGE_TEXT,
+    IMAGE_TOKENS,
+    KV_CACHE_VARIANTS,
+    TEXT_ONLY,
+    VOCAB,
+    ZOO,
+)
 
 FAMILIES = ("olmoe", "mixtral", "qwen2_moe")
 """MoE families of PLAIN for tests of the engine. qwen3_moe differs from mixtral in its attention
@@ -86,13 +94,26 @@ def build(model_type: str, settings: dict[str, Any], seed: int = 0) -> Any:
 
 @cache
 def _built(model_type: str, settings: str, seed: int) -> Any:
-    import torch
-
     from moe_lab.models.auto_class import auto_class
 
-    torch.manual_seed(seed)
     config = _whole_config(model_type, json.loads(settings))
-    model = auto_class(config).from_config(config, dtype=torch.float32).eval()
+    return _random_model(auto_class(config), config, seed)
+
+
+def whole_model(model_type: str) -> Any:
+    """A small image-and-text model with all its parts, of a type in `TEXT_ONLY`."""
+    from transformers import AutoModelForImageTextToText
+
+    parts = TEXT_ONLY[model_type]
+    config = image_text_config(model_type, parts, _given(COMMON | ZOO[parts["text"]]))
+    return _random_model(AutoModelForImageTextToText, config, 0)
+
+
+def _random_model(auto_class: Any, config: Any, seed: int) -> Any:
+    import torch
+
+    torch.manual_seed(seed)
+    model = auto_class.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "bias" in name or "sinks" in name:
@@ -128,7 +149,16 @@ def _whole_config(model_type: str, settings: dict[str, Any]) -> Any:
         if runs_alone or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             return config
         model_type = _image_text_of(model_type)
-    parts = IMAGE_TEXT[model_type]
+    return image_text_config(model_type, IMAGE_TEXT[model_type], settings)
+
+
+def image_text_config(model_type: str, parts: dict[str, Any], settings: dict[str, Any]) -> Any:
+    """The configuration of an image-and-text model.
+
+    Args:
+        parts: as in `IMAGE_TEXT`.
+        settings: of the text model.
+    """
     text_config = _config(parts["text"], settings)
     whole = dict(text_config=text_config, vision_config=parts["vision"]) | IMAGE_TOKENS
     return _config(model_type, whole | parts.get("more", {}))

@@ -46,7 +46,7 @@ _MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that keep keys and values alone, and attend to them by a mask."""
 
 
-def output_head(model: Any) -> nn.Module | None:
+def output_head(model: Any) -> Any:
     """The module that computes a model's logits; None for a model without one.
 
     Some image-and-text models hold a whole causal language model (`nemotron_h_omni`), whose head it

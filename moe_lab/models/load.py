@@ -30,7 +30,7 @@ from moe_lab.models.checks import (
     check_weights,
     prove_seam,
 )
-from moe_lab.models.distributed import num_processes
+from moe_lab.models.distributed import is_split, num_processes
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.experts import avoid_grouped_products
 from moe_lab.models.facts import (
@@ -47,6 +47,9 @@ from moe_lab.models.text_part import freeze_towers
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.models.transformers_internals import attention_of, reading_once
 from moe_lab.routing import find_routers
+
+ELSEWHERE = ("subfolder", "tp_plan")
+"""Keywords of `model.load` that are in the folder (`model_folder`) and the placement."""
 
 
 def load_model(
@@ -72,7 +75,7 @@ def load_model(
     start = time.perf_counter()
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
     options = placement(model, config, place, disk, shard) | loading_options(config)
-    options |= model.load
+    options |= {name: value for name, value in model.load.items() if name not in ELSEWHERE}
     if "quantization_config" in model.load:
         options["quantization_config"] = AutoQuantizationConfig.from_dict(
             dict(model.load["quantization_config"])
@@ -217,6 +220,9 @@ def placement(
     """
     if shard:
         return {"distributed_config": DistributedConfig(fsdp_size=num_processes())}
+    if is_split(model):
+        plan = DistributedConfig(tp_size=num_processes(), tp_plan=model.load["tp_plan"])
+        return {"distributed_config": plan}
     if model.device_map:
         return {"device_map": model.device_map, "offload_folder": disk.name}
     return {} if device.type == "cpu" else {"device_map": device}

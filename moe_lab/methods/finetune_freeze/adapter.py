@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
-from moe_lab.config.doors import library_value
+from moe_lab.config.doors import check_name, library_value
 from moe_lab.config.library_logs import hide_kernel_messages
 from moe_lab.config.validators import did_you_mean, one_of
 from moe_lab.errors import ConfigError, first_line, need_package
@@ -75,13 +75,7 @@ def checked_peft(given: Mapping[str, Any]) -> dict[str, Any]:
         key = f"method.peft.{name}"
         if name == "peft_type":
             continue
-        if name not in known:
-            accepted = [field for field in known if field not in REFUSED]
-            raise ConfigError(
-                f"Unknown field {key} of {kind}.{did_you_mean(name, accepted)}\nAll fields: {PAGE}"
-            )
-        if name in REFUSED:
-            raise ConfigError(f"{key} is not taken: {REFUSED[name]}.")
+        check_name(key, known, REFUSED, PAGE, f"{kind} field")
         typed = library_value(key, value, hints[name])
         if name in SETS and isinstance(typed, list):
             typed = sorted(set(typed))

@@ -43,7 +43,10 @@ def loaded_model(
     model = transformers_model(model)
     name = type(model).__name__
     if not hasattr(model, "generate") or output_head(model) is None:
-        raise ModelError(f"{name} has no output head. Load it by AutoModelForCausalLM.")
+        raise ModelError(
+            f"{name} has no output head. Load it by AutoModelForCausalLM, and an image-and-text "
+            "model by AutoModelForImageTextToText."
+        )
     if needs_tokenizer and not _is_tokenizer(tokenizer):
         raise wrong(
             "tokenizer",

@@ -215,6 +215,8 @@ _VISION = dict(depth=2, hidden_size=16, intermediate_size=24, num_heads=2, patch
 _VISION |= dict(image_size=8)
 _VISION |= dict(out_hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
 
+_INTERNVL = _VISION | dict(image_size=[8, 8], patch_size=[4, 4])
+
 IMAGE_TEXT: dict[str, dict[str, Any]] = {
     "aria": dict(text="aria_text", vision=_VISION | dict(model_type="idefics3_vision")),
     "ernie4_5_vl_moe": dict(text="ernie4_5_vl_moe_text", vision=_VISION),
@@ -228,6 +230,8 @@ IMAGE_TEXT: dict[str, dict[str, Any]] = {
     "inkling2": dict(
         text="inkling2_text", vision=_VISION | dict(text_hidden_size=32, projection_hidden_dim=24)
     ),
+    "internvl": dict(text="qwen3_moe", vision=_INTERNVL),
+    "internvl, gpt_oss": dict(text="gpt_oss", vision=_INTERNVL, type="internvl"),
     "kimi_k25": dict(text="deepseek_v3", vision=_VISION, more=dict(projection_hidden_size=16)),
     "minimax_m3_vl": dict(
         text="minimax_m3_vl_text",
@@ -265,7 +269,9 @@ IMAGE_TEXT: dict[str, dict[str, Any]] = {
     ),
 }
 """`model_type` of an image-and-text model -> the `model_type` of its text model, the settings of
-its vision tower, and `more` settings of its own."""
+its vision tower, and `more` settings of its own.
+
+A type with several text models is there once for each, as `type` says."""
 
 TEXT_ONLY: dict[str, dict[str, Any]] = {
     "dots3_note": dict(
@@ -290,7 +296,16 @@ TEXT_ONLY: dict[str, dict[str, Any]] = {
 }
 """Image-and-text models that `AutoModelForCausalLM` takes, as in `IMAGE_TEXT`."""
 
-PUBLISHED = ("aria", "inkling2", "kimi_k25", "minimax_m3_vl", "mistral3", "nemotron_h_omni")
+PUBLISHED = (
+    "aria",
+    "inkling2",
+    "internvl",
+    "internvl, gpt_oss",
+    "kimi_k25",
+    "minimax_m3_vl",
+    "mistral3",
+    "nemotron_h_omni",
+)
 """Image-and-text models whose text model runs alone, too, and is in `ZOO`."""
 
 ONE_WAY = {"dbrx", "jetmoe", "llama4_text", "longcat_flash", "step3p5"}

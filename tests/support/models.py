@@ -149,7 +149,8 @@ def _whole_config(model_type: str, settings: dict[str, Any]) -> Any:
         if runs_alone or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             return config
         model_type = _image_text_of(model_type)
-    return image_text_config(model_type, IMAGE_TEXT[model_type], settings)
+    parts = IMAGE_TEXT[model_type]
+    return image_text_config(parts.get("type", model_type), parts, settings)
 
 
 def image_text_config(model_type: str, parts: dict[str, Any], settings: dict[str, Any]) -> Any:

@@ -129,8 +129,8 @@ class PerToken:
         return changed_inputs
 
     def _changed_input(self, value: Any, name: str) -> Any:
-        """The changed input: a tensor is changed once for all layers that get the same object, a
-        tuple part by part. Other values, such as None, stay."""
+        """The changed input `name`: a tensor is changed once for all layers that get the same
+        object, a tuple part by part. Other values, such as None, stay."""
         if isinstance(value, tuple):
             return tuple(self._changed_input(part, name) for part in value)
         if not isinstance(value, Tensor):

@@ -36,6 +36,7 @@ from moe_lab.methods.finetune_freeze.parameter_groups import (
 from moe_lab.methods.virtual_tokens.training import VirtualTokensLM
 from moe_lab.methods.virtual_tokens.training import with_adapter as virtual_tokens
 from moe_lab.models.auto_class import experts_option
+from moe_lab.models.facts import resolve_dtype
 from moe_lab.models.memory import weight_bytes
 from moe_lab.models.source import load_config
 from moe_lab.models.text_part import tower_parameters
@@ -89,6 +90,13 @@ def test_a_folder_is_loaded_as_transformers_loads_it(model_type, tmp_path):
     assert loaded.facts.moe_layers in (2, 3, 4)
     assert (loaded.facts.experts, loaded.facts.top_k) == (8, 2)
     assert weight_bytes(loaded.model) == weight_bytes(own)
+
+
+def test_the_dtype_may_be_that_of_the_text_model():
+    config = copy.deepcopy(small_model("qwen3_vl_moe").config)
+    config.dtype = None
+    config.text_config.dtype = torch.bfloat16
+    assert resolve_dtype("auto", torch.device("cuda"), config) == "bfloat16"
 
 
 @every_model

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
-    AutoModelForCausalLM,
+    AutoConfig,
     PreTrainedModel,
     Trainer,
     TrainerCallback,
@@ -35,6 +35,7 @@ from moe_lab.errors import ConfigError, TrainingError, first_line
 from moe_lab.methods.trained import COMPLETE, last_checkpoint, step_of
 from moe_lab.methods.training_arguments import ADAM, TrainerConfig
 from moe_lab.models.adapters import load_adapter, save_adapter
+from moe_lab.models.auto_class import auto_class
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.source import NO_CODE
 from moe_lab.results.atomic import json_line, write_atomically, writing
@@ -374,4 +375,7 @@ class MoeTrainer(Trainer):
 
 def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:
     """The model of a training's checkpoint, in the dtype of the trained weights."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **NO_CODE, **options)
+    config = AutoConfig.from_pretrained(folder, **NO_CODE)
+    return auto_class(config).from_pretrained(
+        folder, config=config, dtype="auto", **NO_CODE, **options
+    )

@@ -89,7 +89,8 @@ Flags (before the overrides):
 Several processes: launcher=local launcher.workers=4 shares the runs of a grid or experiment \
 among workers (also
   submitit for SLURM, and ray). The same command in two terminals does the same (docs/workers.md).
-  torchrun --nproc-per-node 2 -m moe_lab ... divides the requests of one run.
+  torchrun --nproc-per-node 2 -m moe_lab ... divides the requests of one run, or the model with \
+model.load.tp_plan=auto.
 
 Exit codes: 0 done; 1 a run failed; 2 the request is wrong; 3 another process holds the run, \
 wait=false;

@@ -5,10 +5,12 @@ a schema, to which Hydra adds keys only with `++`. So the overrides get it here.
 """
 
 import re
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any
 
-from moe_lab.config.validators import alternatives, coerce, one_of
+from moe_lab.config.validators import alternatives, coerce, did_you_mean, one_of
+from moe_lab.errors import ConfigError
 
 DOORS = (
     "method.trainer",
@@ -23,7 +25,7 @@ DOORS = (
 """The keys. Their default is an empty dictionary."""
 
 
-TEXT_OR_DOOR = ("method.dataset.",)
+TEXT_OR_DOOR = ("method.dataset.", "tuning.storage.")
 """Beginnings of keys in place of a text: `method.dataset=toy`, or `method.dataset.path=csv`."""
 
 
@@ -36,6 +38,28 @@ def is_in_door(key: str) -> bool:
     if key.startswith(TEXT_OR_DOOR):
         return True
     return any(key == door or key.startswith(f"{door}.") for door in DOORS)
+
+
+def check_name(
+    key: str, known: Collection[str], refused: Mapping[str, str], page: str, noun: str = "field"
+) -> None:
+    """Raise ConfigError for a key that the library does not have, and one that is not taken.
+
+    Args:
+        key: method.peft.r, for example. Its last part is the library's name.
+        known: all names of the library.
+        refused: the reasons of those that are not taken.
+        page: the address of the library's own list.
+        noun: what the library calls its names.
+    """
+    name = key.rpartition(".")[2]
+    if name in refused:
+        raise ConfigError(f"{key} is not taken: {refused[name]}.")
+    if name not in known:
+        accepted = [other for other in known if other not in refused]
+        raise ConfigError(
+            f"Unknown {noun} {key}.{did_you_mean(name, accepted)}\nAll {noun}s: {page}"
+        )
 
 
 def library_value(key: str, value: Any, hint: Any) -> Any:

@@ -153,9 +153,9 @@ class TuningConfig:
     """A sampler of Optuna: `_target_` and its arguments (`runs/tuning/optuna_objects.py`)."""
     pruner: dict[str, Any] = field(default_factory=dict)
     """A pruner of Optuna, likewise."""
-    storage: str | None = None
-    """URL of a database for the trials (`runs/tuning/shared_storage.py`); null: a file in the
-    study's folder."""
+    storage: str | dict[str, Any] | None = None
+    """URL of a database for the trials, or a storage of Optuna: `_target_` and its arguments
+    (`runs/tuning/shared_storage.py`); null: a file in the study's folder."""
     timeout: PositiveFloat | None = None
     """Seconds after which no further trial begins."""
 
@@ -235,6 +235,11 @@ class LauncherConfig:
         if self.name == "none" and self.workers is not None:
             raise ConfigError(
                 f"launcher.workers={self.workers} starts nothing. Add launcher=local."
+            )
+        if self.name in ("none", "local") and self.parameters:
+            raise ConfigError(
+                f"launcher.parameters has no effect with launcher={self.name}. Use "
+                "launcher=submitit or launcher=ray."
             )
 
 

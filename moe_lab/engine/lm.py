@@ -103,6 +103,9 @@ class EngineLM(CountedHF):
         if make_engine or not self.ensemble.plain:
             _require_separate_tokens(model, quantized)
         self.progress = progress
+        self.can_halve_passes = True
+        """Whether passes become smaller where memory runs out. It is an error where other processes
+        make the same passes."""
         self.seed = seed
         self.session_info: dict[str, Any] = {}
         """JSON values that a method stores with the answers (`Method.open`)."""
@@ -310,7 +313,8 @@ class EngineLM(CountedHF):
                 _ANSWER[kind](self, engine, list(unanswered.values()), report)
                 return
             except RuntimeError as error:
-                if not _is_out_of_memory(error) or not self.budget.halve(LEAST_TOKENS):
+                can_halve = _is_out_of_memory(error) and self.can_halve_passes
+                if not can_halve or not self.budget.halve(LEAST_TOKENS):
                     raise
             logger.warning(
                 "Out of memory on %s: passes now have at most %s tokens and %s sequences.",

@@ -23,6 +23,7 @@ from transformers.cache_utils import Cache
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.layers import output_head
 from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import OnScores, ScoringRequest, TokenScores
@@ -89,7 +90,7 @@ class RecurrentForward:
     def __enter__(self) -> Self:
         self._stack = ExitStack()
         self._stack.enter_context(torch.inference_mode())
-        head = self.model.get_output_embeddings()
+        head = output_head(self.model)
         if head is not None:
             self._stack.callback(head.register_forward_pre_hook(_last_position).remove)
         self.rotary.install(self._stack)

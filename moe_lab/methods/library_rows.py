@@ -14,9 +14,8 @@ from glob import escape, glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moe_lab.config.doors import URL_WITH_PASSWORD
+from moe_lab.config.doors import URL_WITH_PASSWORD, check_name
 from moe_lab.config.paths import user_path
-from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, TaskError, first_line
 from moe_lab.models.hub import commit_of
 
@@ -120,17 +119,12 @@ def check_arguments(key: str, given: Mapping[str, Any]) -> None:
         # datasets would read the working folder
         raise ConfigError(f"{key}.path={path} needs its files: {key}.data_files=<file>.")
     for name in given:
-        if name in REFUSED:
-            raise ConfigError(f"{key}.{name} is not taken: {REFUSED[name]}.")
         if any(URL_WITH_PASSWORD.search(text) for text in _texts_of(given[name])):
             raise ConfigError(
                 f"{key}.{name} has a URL with a password, which would be in files and logs. "
                 "Download the file, and give its path."
             )
-        if name not in known:
-            raise ConfigError(
-                f"Unknown argument {key}.{name}.{did_you_mean(name, known)}\nAll arguments: {PAGE}"
-            )
+        check_name(f"{key}.{name}", known, REFUSED, PAGE, "argument")
 
 
 def _texts_of(value: Any) -> list[str]:

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, get_type_hints
 
-from moe_lab.config.doors import library_value
+from moe_lab.config.doors import check_name, library_value
 from moe_lab.config.library_logs import hide_kernel_messages
-from moe_lab.config.validators import coerce, did_you_mean, one_of
+from moe_lab.config.validators import coerce, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 
@@ -296,17 +296,13 @@ def _checked(
 
     hints = get_type_hints(TrainingArguments)
     refused = {**REFUSED, **refused_fields}
+    for alias, newer_name in ALIASES.items():
+        if newer_name in refused:
+            refused[alias] = refused[newer_name]
     checked: dict[str, Any] = {}
     for typed_name, value in given.items():
-        if typed_name not in known:
-            accepted = [name for name in known if name not in refused]
-            raise ConfigError(
-                f"Unknown field method.trainer.{typed_name}.{did_you_mean(typed_name, accepted)}\n"
-                f"All fields: {PAGE}"
-            )
+        check_name(f"method.trainer.{typed_name}", known, refused, PAGE)
         name = ALIASES.get(typed_name, typed_name)
-        if name in refused:
-            raise ConfigError(f"method.trainer.{typed_name} is not taken: {refused[name]}.")
         if name in checked and checked[name] != value:
             [older] = [alias for alias, newer in ALIASES.items() if newer == name]
             raise ConfigError(

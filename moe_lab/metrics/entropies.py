@@ -71,7 +71,7 @@ def mean_over_layers(
     if not len(counts):
         return None
     total = counts.sum(axis=0, dtype=np.float64)
-    counted_L = metric(total, experts)
+    counted_L = _of_layers(metric, total, experts, (len(experts),))
     without_GL = _without_each_group(counts, total, experts, metric)
 
     layers = []
@@ -104,8 +104,25 @@ def _without_each_group(
     parts = []
     for start in range(0, len(counts), groups_at_once):
         left_out = counts[start : start + groups_at_once]
-        parts.append(metric(total - left_out, experts))
+        shape = (len(left_out), len(experts))
+        parts.append(_of_layers(metric, total - left_out, experts, shape))
     return np.concatenate(parts)
+
+
+def _of_layers(
+    metric: Callable[[np.ndarray, Sequence[int]], np.ndarray],
+    counts: np.ndarray,
+    experts: Sequence[int],
+    shape: tuple[int, ...],
+) -> np.ndarray:
+    """The metric of each layer. Raises ValueError for a function that returns another shape."""
+    values = metric(counts, experts)
+    if np.shape(values) != shape:
+        raise ValueError(
+            f"{metric.__name__} returned the shape {np.shape(values)} for counts of the shape "
+            f"{counts.shape}: expected {shape}, one value for each layer."
+        )
+    return values
 
 
 def _corrected(counted: float, without_G: np.ndarray | None, maximum: float) -> Entropy:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
+from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError
 
 T = TypeVar("T")
@@ -47,6 +48,11 @@ def sharded() -> bool:
             "conf/accelerate/fsdp.yaml has."
         )
     return True
+
+
+def is_split(model: ModelConfig) -> bool:
+    """Whether each process computes a part of every layer of this model (tensor parallelism)."""
+    return "tp_plan" in model.load
 
 
 def run_on_all_ranks(call: Callable[[], T]) -> T:

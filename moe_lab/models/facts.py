@@ -253,8 +253,11 @@ def resolve_dtype(dtype: str, device: torch.device, config: Any) -> str:
         return dtype
     if device.type == "cpu":
         return "float32"
-    if config.dtype is None:
+    stored = config.dtype
+    if stored is None:  # image-and-text models may name it in their text configuration alone
+        stored = config.get_text_config().dtype
+    if stored is None:
         raise ConfigError(
             "dtype=auto: config.json of the model names no dtype. Use dtype=bfloat16."
         )
-    return str(config.dtype).removeprefix("torch.")
+    return str(stored).removeprefix("torch.")

@@ -14,7 +14,9 @@ from moe_lab.models.hub import commit_of
 
 SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Endings of configurations, weight indices and tokenizer files."""
-NOT_NUMBERS = frozenset({"disable_mmap", "max_memory", "offload_buffers", "offload_folder"})
+NOT_NUMBERS = frozenset(
+    {"disable_mmap", "max_memory", "offload_buffers", "offload_folder", "tp_plan"}
+)
 """Keywords of `model.load` that change no number."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 LOADED = (
@@ -26,16 +28,31 @@ LOADED = (
 """Files with weights in the order of transformers, which takes the first that exists."""
 
 
-def known_weights(folder: Path) -> list[str]:
+def weight_files(variant: str | None = None) -> list[str]:
+    """The names of `LOADED`, with a variant before their endings: model.fp16.safetensors."""
+    if variant is None:
+        return list(LOADED)
+    names = []
+    for name in LOADED:
+        stem, _, ending = name.rpartition(".")
+        names.append(f"{stem}.{variant}.{ending}")
+    return names
+
+
+def known_weights(folder: Path, variant: str | None = None) -> list[str]:
     """The weight files of a folder, with the shards that its index names; none without weights or
     an index.
 
+    Args:
+        variant: `model.load.variant`.
+
     Raises ModelError if the index is damaged, or if it names files outside of the folder.
     """
-    first = next((name for name in LOADED if (folder / name).exists()), None)
+    names = weight_files(variant)
+    first = next((name for name in names if (folder / name).exists()), None)
     if first is None:
         return []
-    if not first.endswith(".index.json"):
+    if not is_index(first):
         return [first]
     index = folder / first
     with reading(index, "Save or copy the model again.", raises=ModelError, says="is damaged"):
@@ -46,6 +63,11 @@ def known_weights(folder: Path) -> list[str]:
                     f"{name} is outside of the model's folder. Keep all weights in it."
                 )
     return [first, *names]
+
+
+def is_index(name: str) -> bool:
+    """Whether a file of `weight_files` names the shards with the weights."""
+    return ".index." in name
 
 
 def folder_content(folder: Path) -> dict[str, str]:

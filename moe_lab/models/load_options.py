@@ -10,28 +10,29 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from moe_lab.config.doors import library_value
+from moe_lab.config.doors import check_name, library_value
 from moe_lab.config.library_logs import hide_kernel_messages
+from moe_lab.config.paths import user_path
 from moe_lab.config.schema import ModelConfig
-from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, first_line, need_package
+from moe_lab.models.distributed import num_processes
 
 PAGE = (
     "https://huggingface.co/docs/transformers/main_classes/model"
     "#transformers.PreTrainedModel.from_pretrained"
 )
 _OF_HUB = "files of the hub are fetched first. Use model.path= and model.revision="
-_SPLIT = "a model that is split over processes is not evaluated here. Use model.device_map=auto"
 REFUSED = {
     "adapter_kwargs": "an adapter is model.peft=",
     "adapter_name": "an adapter is model.peft=",
     "allow_all_kernels": "kernels of anybody are code from the hub, which is never run",
     "cache_dir": "it is HF_HUB_CACHE",
     "config": "it is that of model.path=",
-    "device_mesh": _SPLIT,
-    "distributed_config": _SPLIT,
+    "device_mesh": "it is an object. Use model.load.tp_plan=auto",
+    "distributed_config": "it is an object. Use model.load.tp_plan=auto",
     "dtype": "it is a key of the run. Use dtype=",
     "force_download": _OF_HUB,
     "generation_config": "it is that of model.path=. Use gen_kwargs=",
@@ -43,14 +44,11 @@ REFUSED = {
     "pretrained_model_name_or_path": "it is model.path=",
     "proxies": "they are HTTPS_PROXY",
     "state_dict": "it is an object",
-    "subfolder": f"{_OF_HUB}, of a local folder with the subfolder",
     "token": "a secret belongs in the environment: HF_TOKEN",
     "torch_dtype": "it is a key of the run. Use dtype=",
-    "tp_plan": _SPLIT,
-    "tp_size": _SPLIT,
+    "tp_size": "it is the number of processes of torchrun",
     "tqdm_class": "it is an object",
     "trust_remote_code": "code of a model is never run",
-    "variant": f"{_OF_HUB}, of a local folder with these weights as model.safetensors",
     "weights_only": "nothing of a file is executed",
 }
 """The keywords that are not taken, with the reason."""
@@ -72,13 +70,7 @@ def with_load(model: ModelConfig) -> ModelConfig:
     same: dict[str, Any] = {}
     for name, value in model.load.items():
         key = f"model.load.{name}"
-        if name in REFUSED:
-            raise ConfigError(f"{key} is not taken: {REFUSED[name]}.")
-        if name not in keywords():
-            accepted = [known for known in keywords() if known not in REFUSED]
-            raise ConfigError(
-                f"Unknown keyword {key}.{did_you_mean(name, accepted)}\nAll keywords: {PAGE}"
-            )
+        check_name(key, keywords(), REFUSED, PAGE, "keyword")
         if name in SAME_KEYS:
             current = getattr(model, name)
             if current not in (None, value):
@@ -92,15 +84,33 @@ def with_load(model: ModelConfig) -> ModelConfig:
         taken["max_memory"] = _by_device(taken["max_memory"])
     if taken.get("use_kernels") is False:  # the default
         del taken["use_kernels"]
+    if "subfolder" in taken and model.path is not None and user_path(model.path).is_dir():
+        same["path"] = str(Path(model.path, taken.pop("subfolder")))
     checked = replace(model, load=taken, **same)
     for name in NEED_DEVICE_MAP:
         if name in taken and checked.device_map is None:
             raise ConfigError(f"model.load.{name} has no effect without model.device_map=auto.")
     if taken.get("use_kernels"):
         need_package("kernels", "kernels", "model.load.use_kernels=true")
+    if "tp_plan" in taken:
+        _check_split(checked)
     if "quantization_config" in taken:
         _check_quantization(taken["quantization_config"])
     return checked
+
+
+def _check_split(model: ModelConfig) -> None:
+    """Raise ConfigError for a plan of tensor parallelism that has no effect, or nothing to act
+    on."""
+    if model.load["tp_plan"] is None or model.device_map is not None:
+        raise ConfigError("Give model.load.tp_plan=auto or model.device_map, not both.")
+    if num_processes() < 2:
+        raise ConfigError(
+            "model.load.tp_plan splits the model over processes, and there is one: torchrun "
+            "--nproc-per-node 2 -m moe_lab ..."
+        )
+    if "quantization_config" in model.load:
+        raise ConfigError("model.load.tp_plan splits no quantized weights. Leave one of them out.")
 
 
 @cache
@@ -145,8 +155,11 @@ def _hints() -> dict[str, Any]:
         "offload_buffers": bool,
         "offload_folder": str,
         "quantization_config": dict[str, Any],
+        "subfolder": str,
+        "tp_plan": str | dict[str, str],
         "use_kernels": bool,
         "use_safetensors": bool,
+        "variant": str,
     }
 
 

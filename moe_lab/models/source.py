@@ -1,15 +1,14 @@
 """The source of a model: a folder, or a repository of the hub, whose files are a folder in the
 cache."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 import moe_lab.models.designs  # noqa: F401 - registers this package's models with AutoConfig
@@ -17,8 +16,9 @@ from moe_lab.config.library_logs import hide_kernel_messages
 from moe_lab.config.paths import user_path
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, reading
+from moe_lab.models.auto_class import check_class
 from moe_lab.models.hub import ADAPTER, commit_of, explain, fetch, files_of, is_offline
-from moe_lab.models.identity import LOADED, SMALL, known_weights
+from moe_lab.models.identity import SMALL, is_index, known_weights, weight_files
 from moe_lab.models.output_flags import reset_flags
 from moe_lab.models.transformers_internals import attention_of
 from moe_lab.routing import family_of_type
@@ -92,15 +92,10 @@ def check_has_weights(model: ModelConfig, *, offline: bool) -> None:
 def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     """The model's configuration, with `experts_per_token` applied.
 
-    Raises ModelError if there is none, or if it is not that of a causal language model.
+    Raises ModelError if there is none, or if it is that of a model that does not run.
     """
     config = read_config(model, offline=offline)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(
-            f"{model_source(model)} has the model type {config.model_type}, which is no causal "
-            "language model of transformers (AutoModelForCausalLM does not take "
-            "it).\ndocs/models.md says which models run."
-        )
+    check_class(config, model_source(model))
     if model.experts_per_token is not None:
         set_experts_per_token(config, model.experts_per_token)
     return config
@@ -153,7 +148,7 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
     if commit is None:
         folder = Path(source)
     else:
-        folder = _fetched(source, SMALL_FILES, "model", offline, commit)
+        folder = _fetched_folder(model, SMALL_FILES, commit, offline=offline)
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"{source} is no model: it has no config.json. model.path takes a folder in Hugging "
@@ -168,17 +163,27 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
     if not weights:
         return folder
     first = first_weights(model, folder, offline=offline)
-    names = known_weights(folder) if first.endswith(".index.json") else [first]
+    names = known_weights(folder, model.load.get("variant")) if is_index(first) else [first]
     if commit is not None:
-        _fetched(source, tuple(names), "model", offline, commit)
+        _fetched_folder(model, tuple(names), commit, offline=offline)
     for name in names:
         if not (folder / name).exists():
             raise ModelError(f"{source} has no file {name}. Fetch or copy its weights again.")
     return folder
 
 
+def _fetched_folder(
+    model: ModelConfig, patterns: tuple[str, ...], commit: str, *, offline: bool
+) -> Path:
+    """The folder of a hub model's files, which is `model.load.subfolder` of the repository."""
+    source = model_source(model)
+    subfolder = model.load.get("subfolder", "")
+    paths = tuple(str(PurePosixPath(subfolder, pattern)) for pattern in patterns)
+    return _fetched(source, paths, "model", offline, commit) / subfolder
+
+
 def first_weights(model: ModelConfig, folder: Path, *, offline: bool) -> str:
-    """The file of `LOADED` that transformers reads of a model, whose other files are in `folder`.
+    """The file that transformers reads first of a model, whose other files are in `folder`.
 
     Fetches nothing. Offline, the weights of a hub model may not be in the cache; they are then
     taken for safetensors. Raises ModelError for a model without weights in safetensors or .bin.
@@ -190,16 +195,29 @@ def first_weights(model: ModelConfig, folder: Path, *, offline: bool) -> str:
         listed = repository_files(source, "model", model.revision, offline=offline)
     if listed is None:
         listed = frozenset(file.name for file in folder.iterdir())
-    for name in LOADED:
+    elif "subfolder" in model.load:
+        listed = frozenset(_below(model.load["subfolder"], listed))
+    names = weight_files(model.load.get("variant"))
+    for name in names:
         if name in listed:
             return name
     if not is_local and (offline or is_offline()):
-        return LOADED[0]
+        return names[0]
     raise ModelError(
-        f"{source} has no weights that can be read, neither {LOADED[0]} nor {LOADED[2]} nor parts "
+        f"{source} has no weights that can be read, neither {names[0]} nor {names[2]} nor parts "
         "of one.\n"
         "Copy them into it, or take a model that has them."
     )
+
+
+def _below(folder: str, paths: Iterable[str]) -> list[str]:
+    """The paths in a folder of a repository, from there."""
+    beginning = f"{PurePosixPath(folder)}/"
+    below = []
+    for path in paths:
+        if path.startswith(beginning):
+            below.append(path.removeprefix(beginning))
+    return below
 
 
 def repository_files(

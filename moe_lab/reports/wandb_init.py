@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Any, get_type_hints
 
-from moe_lab.config.doors import URL_WITH_PASSWORD, library_value
-from moe_lab.config.validators import did_you_mean
+from moe_lab.config.doors import URL_WITH_PASSWORD, check_name, library_value
 from moe_lab.errors import ConfigError
 
 PAGE = "https://docs.wandb.ai/ref/python/init"
@@ -74,13 +73,7 @@ def checked_init(given: Mapping[str, Any]) -> dict[str, Any]:
     checked = {}
     for name, value in given.items():
         key = f"logger.init.{name}"
-        if name not in parameters:
-            accepted = [known for known in parameters if known not in REFUSED]
-            raise ConfigError(
-                f"Unknown argument {key}.{did_you_mean(name, accepted)}\nAll arguments: {PAGE}"
-            )
-        if name in REFUSED:
-            raise ConfigError(f"{key} is not taken: {REFUSED[name]}.")
+        check_name(key, parameters, REFUSED, PAGE, "argument")
         if name == "settings":
             checked[name] = _checked_settings(value)
         else:
@@ -107,8 +100,7 @@ def _checked_settings(given: Any) -> dict[str, Any]:
             )
         if name in SECRETS or URL_WITH_PASSWORD.search(str(value)):
             raise ConfigError(f"{key} is not taken: a secret belongs in the environment.")
-        if name not in known:
-            raise ConfigError(f"Unknown setting {key}.{did_you_mean(name, known)}\nPage: {PAGE}")
+        check_name(key, known, {}, PAGE, "setting")
     try:
         wandb.Settings(**given)
     except ValidationError as error:

@@ -214,6 +214,8 @@ def _positions(inputs: Tensor, kwargs: dict[str, Any], cached: int) -> _Position
         return _Positions(real_BT[:, -S:], position_BT[:, -S:])
     real_BS = torch.ones(B, S, dtype=torch.bool, device=device)
     positions = kwargs.get("position_ids")
+    if isinstance(positions, Tensor) and positions.dim() == 3:
+        positions = positions[0]  # of several axes, which are equal in a text
     if isinstance(positions, Tensor) and positions.dim() == 2:
         return _Positions(real_BS, positions.to(device).expand(B, S))
     position_S = torch.arange(cached, cached + S, device=device)

@@ -16,7 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial, partialmethod
 from typing import Any
@@ -32,7 +32,7 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, TrainingError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context, TrainingMethod
-from moe_lab.models.distributed import broadcast, check_variables, num_processes, sharded
+from moe_lab.models.distributed import broadcast, check_variables, is_split, num_processes, sharded
 from moe_lab.models.facts import LoadedModel
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.source import model_folder
@@ -147,6 +147,8 @@ def _check(configs: Sequence[Config]) -> None:
                 "Each process of torchrun has one GPU: leave device=cuda:<index> and "
                 "model.device_map out."
             )
+        if is_split(config.model):
+            _check_split(config)
         if configs[0].experiment:
             continue
         if config.tuning.name != "none":
@@ -159,6 +161,17 @@ def _check(configs: Sequence[Config]) -> None:
             raise ConfigError(
                 f"metrics={config.metrics} takes one process: start it without torchrun."
             )
+
+
+def _check_split(config: Config) -> None:
+    """Raise ConfigError for what would load a split model in process 0 alone."""
+    trains = issubclass(get_method(config.method.name), TrainingMethod)
+    if trains or config.experiment:
+        what = f"method={config.method.name}" if trains else f"experiment={config.experiment}"
+        raise ConfigError(
+            f"{what} needs the whole model in each process, and model.load.tp_plan splits it. "
+            "Leave it out."
+        )
 
 
 def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:
@@ -211,7 +224,11 @@ def _models() -> ModelPool:
 
 def _load(config: Config) -> None:
     """Load the model of a run in this process."""
-    with follower_lm(config):  # so that its imports count as loading, too
+    with ExitStack() as opened:
+        if is_split(config.model):
+            _models().get(config)
+        else:
+            opened.enter_context(follower_lm(config))  # so that its imports count as loading, too
         dist.barrier()
 
 

@@ -75,13 +75,13 @@ def build_tasks(
         # jinja2, datasets and the tasks' own code raise many kinds of errors
         raise TaskError(factory.reason(error)) from error
     for task in tasks["tasks"].values():
-        _finish_task(task, factory)
+        _finish_task(task, factory, config)
     for group in tasks.get("groups", {}).values():
         _finish_group(group, factory, config.task.include_path)
     return tasks
 
 
-def _finish_task(task: Any, factory: _Factory) -> None:
+def _finish_task(task: Any, factory: _Factory, config: Config) -> None:
     """Check a loaded task, and give it what a run asks of it: the source of its documents, its
     code, its requests."""
     name = task.task_name
@@ -94,7 +94,8 @@ def _finish_task(task: Any, factory: _Factory) -> None:
     task.data_source = origin.data_source
     task.code = origin.code
     task.doc_iterator = partial(_chosen_documents, task)
-    task.build_all_requests = partial(build_all_requests, task)
+    check_golds = factory.has_own_rows(name) and not config.predict_only
+    task.build_all_requests = partial(build_all_requests, task, check_golds=check_golds)
 
 
 def _finish_group(group: Any, factory: _Factory, include_path: str | None) -> None:
@@ -325,6 +326,13 @@ class _Factory(TaskFactory):
         if variable is not None:
             return checks.undefined(variable[1]) or checks.place()
         return checks.place()
+
+    def has_own_rows(self, name: str) -> bool:
+        """Whether the YAML or the files of a task are the user's, who can correct them."""
+        origin = self.origins.get(name)
+        checks = self.checks.get(name)
+        has_files = origin is not None and not origin.data_source.startswith("data set")
+        return has_files or (checks is not None and checks.strict)
 
     def reason(self, error: Exception) -> str:
         """The message for an error of lm-eval, `datasets` or the hub while a task is loaded."""

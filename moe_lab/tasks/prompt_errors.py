@@ -10,14 +10,24 @@ import numpy
 from lm_eval.utils import create_iterator
 
 from moe_lab.errors import MoeLabError, TaskError, first_line
-from moe_lab.tasks.lm_eval_versions.documents import error_of_template, evaluated_documents
+from moe_lab.tasks.lm_eval_versions.documents import (
+    error_of_template,
+    evaluated_documents,
+    has_prompt_per_choice,
+)
 
 
-def build_all_requests(task: Any, *, samples: Any = None, **options: Any) -> None:
+def build_all_requests(
+    task: Any, *, check_golds: bool = False, samples: Any = None, **options: Any
+) -> None:
     """lm-eval's `build_all_requests`. Raises TaskError for a document whose prompt or right answer
     cannot be built.
 
     lm-eval asks for the right answers of generating tasks after all texts are generated.
+
+    Args:
+        check_golds: also raise for a right answer that is none of a document's choices. lm-eval
+            scores every answer to it as wrong.
     """
     numbers = sorted(samples) if samples else None
     try:
@@ -36,6 +46,8 @@ def build_all_requests(task: Any, *, samples: Any = None, **options: Any) -> Non
     if task.OUTPUT_TYPE == "generate_until":
         documents = ((instance.doc_id, instance.doc) for instance in task.instances)
         _check(task, ["doc_to_target"], documents, numbers)
+    if check_golds and task.OUTPUT_TYPE == "multiple_choice":
+        _check_golds(task, numbers)
 
 
 def _check_all_are_asked(
@@ -85,6 +97,27 @@ def _check(
                     raise TaskError(
                         f"Task {task.task_name}, document {number}: {key}: {reason}."
                     ) from error
+
+
+def _check_golds(task: Any, numbers: list[int] | None) -> None:
+    """Raise TaskError for the first document whose right answer is none of its choices."""
+    if callable(task.config.process_results) or has_prompt_per_choice(task):
+        return
+    with _same_random_numbers():
+        for instance in task.instances:
+            if instance.idx != 0:  # another choice of the same document
+                continue
+            choices = list(task.doc_to_choice(instance.doc))
+            gold = task.doc_to_target(instance.doc)
+            golds = gold if isinstance(gold, list) else [gold]
+            for answer in golds:
+                possible = choices if isinstance(answer, str) else range(len(choices))
+                if answer not in possible:
+                    number = numbers[instance.doc_id] if numbers else instance.doc_id
+                    raise TaskError(
+                        f"Task {task.task_name}, document {number}: doc_to_target: {answer!r} is "
+                        f"none of its {len(choices)} choices, which are counted from 0."
+                    )
 
 
 @contextmanager

@@ -309,6 +309,30 @@ def test_intervals_cover_the_value_of_all_documents(n, metric):
     assert 364 <= covered <= 396
 
 
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [
+        (None, r"amax returned the shape \(\) for counts of the shape \(2, 3\): expected \(2,\)"),
+        (0, r"amax returned the shape \(3,\) for counts of the shape \(2, 3\): expected \(2,\)"),
+    ],
+)
+def test_a_metric_that_has_no_value_for_each_layer_is_named(axis, message):
+    def amax(counts: np.ndarray, experts: Sequence[int]) -> np.ndarray:
+        return np.max(counts, axis=axis)
+
+    with pytest.raises(ValueError, match=message):
+        mean_over_layers(np.ones((4, 2, 3)), [3, 3], amax, [1.0, 1.0])
+
+
+def test_a_metric_that_ignores_the_groups_of_documents_is_named():
+    def first_axis(counts: np.ndarray, experts: Sequence[int]) -> np.ndarray:
+        return counts[0] if counts.ndim == 3 else counts.max(axis=-1)
+
+    message = r"first_axis returned the shape \(2, 3\) .* \(4, 2, 3\): expected \(4, 2\), one value"
+    with pytest.raises(ValueError, match=message):
+        mean_over_layers(np.ones((4, 2, 3)), [3, 3], first_axis, [1.0, 1.0])
+
+
 def left_out(counts: np.ndarray) -> dict[str, np.ndarray]:
     return {
         f"load_balance/all/{LEFT_OUT}": mean_over_layers(counts, [E], load_balance, [math.log2(E)])[

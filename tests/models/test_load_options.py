@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
@@ -42,12 +43,18 @@ VALUES: dict[str, Any] = {
 
 
 def test_every_keyword_of_transformers_is_taken_or_refused_with_a_reason():
-    assert set(keywords()) - set(REFUSED) - set(SAME_KEYS) == set(VALUES)
+    elsewhere = {"subfolder", "tp_plan", "variant"}  # below, and in test_torchrun.py
+    assert set(keywords()) - set(REFUSED) - set(SAME_KEYS) - elsewhere == set(VALUES)
     assert set(REFUSED) <= set(keywords())
     for name, reason in REFUSED.items():
         assert len(reason) > 10
         with pytest.raises(ConfigError, match=f"model.load.{name} is not taken: "):
             with_load(ModelConfig(load={name: "x"}))
+
+
+def test_a_plan_of_tensor_parallelism_needs_processes():
+    with pytest.raises(ConfigError, match="and there is one: torchrun --nproc-per-node 2"):
+        with_load(ModelConfig(load={"tp_plan": "auto"}))
 
 
 def load(**keys: Any) -> Any:
@@ -57,13 +64,13 @@ def load(**keys: Any) -> Any:
 
 def test_every_other_keyword_arrives(monkeypatch):
     seen: dict[str, Any] = {}
-    plain = load_module.AutoModelForCausalLM.from_pretrained
+    plain = AutoModelForCausalLM.from_pretrained
 
     def recorded(folder: Any, **options: Any) -> Any:
         seen.update(options)
         return plain(folder, **{key: options[key] for key in options if key not in taken})
 
-    monkeypatch.setattr(load_module.AutoModelForCausalLM, "from_pretrained", recorded)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", recorded)
     for name, value in VALUES.items():
         if name == "use_kernels":  # False is the default, and True needs a package
             continue

@@ -410,3 +410,15 @@ def test_mmlu_reads_one_file_for_all_subjects(tmp_path):
     tasks = load_tasks(config)
     assert len(tasks["tasks"]) == len(SUBJECTS) == 57
     check_metric(config, tasks)
+
+
+def test_a_right_answer_in_ones_own_file_is_one_of_the_choices(tmp_path):
+    row = {"goal": "To dry,", "sol1": "use a towel.", "sol2": "use a lake.", "label": 0}
+    write_jsonl(tmp_path / "piqa" / "validation.jsonl", [row, row | {"label": 1}])
+    load_task(tmp_path, "piqa").build_all_requests()
+
+    write_jsonl(tmp_path / "piqa" / "validation.jsonl", [row, row | {"label": -1}])
+    message = "Task piqa, document 1: doc_to_target: -1 is none of its 2 choices"
+    with pytest.raises(TaskError, match=message):
+        load_task(tmp_path, "piqa").build_all_requests()
+    load_task(tmp_path, "piqa", predict_only=True).build_all_requests()

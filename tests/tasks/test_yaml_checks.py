@@ -338,6 +338,21 @@ def test_another_broken_file_does_not_matter(tmp_path):
             "document 1: doc_to_target: ZeroDivisionError",
         ),
         (CHOICES, "doc_to_choice: \"['a', {{n}}]\"", "document 1: doc_to_choice: "),
+        (
+            CHOICES,
+            'doc_to_target: "{{2 - answer}}"',
+            "document 1: doc_to_target: 2 is none of its 2 choices, which are counted from 0.",
+        ),
+        (
+            CHOICES,
+            "doc_to_target: \"{{['cherry', 'green'][answer]}}\"",
+            "document 1: doc_to_target: 'cherry' is none of its 2 choices",
+        ),
+        (
+            CHOICES,
+            'doc_to_target: "{{[answer, 2 - answer]}}"',
+            "document 1: doc_to_target: 2 is none of its 2 choices",
+        ),
     ],
 )
 def test_a_document_without_a_prompt_ends_the_command_before_weights_load(

@@ -24,6 +24,7 @@ from moe_lab.reports.papers.averages import averages
 from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE
+from moe_lab.reports.papers.metric_names import HEADLINE
 from moe_lab.reports.papers.training_scores import NO_TASK, model_folder
 from moe_lab.reports.papers.units import quantity
 from moe_lab.results.model import RunResult
@@ -111,7 +112,7 @@ def _chance(table: CellTable) -> float | None:
     """The mean accuracy of random answers over the tasks; None if that of one is not known."""
     tasks = set()
     for cell in table.cells:
-        if cell.metric == "headline":
+        if cell.metric == HEADLINE:
             tasks.add(cell.coordinates.get("task", NO_TASK))
     known = table.experiment.chance
     if not tasks or not tasks <= known.keys():

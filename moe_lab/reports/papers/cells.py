@@ -9,7 +9,8 @@ from typing import Any
 
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import Experiment
-from moe_lab.reports.papers.expert_scores import EXPERT, expert_score
+from moe_lab.reports.papers.expert_scores import expert_score
+from moe_lab.reports.papers.metric_names import EXPERT, HEADLINE
 from moe_lab.reports.papers.published import Published
 from moe_lab.reports.papers.training_scores import METRICS, TRAINING, training_score
 from moe_lab.reports.papers.units import unit_of
@@ -28,7 +29,7 @@ class TableCell:
     coordinates: dict[str, str]
     run_id: str | None
     """The run of its first seed."""
-    metric: str = "headline"
+    metric: str = HEADLINE
     """`headline`, an lm-eval `metric,filter`, an expert metric (`papers/expert_scores.py`) or a
     number of a training (`papers/training_scores.py`)."""
     results: list[RunResult] = field(default_factory=list)
@@ -80,7 +81,7 @@ class TableCell:
 
     def _scores_of_results(self, other: str) -> list[Score]:
         """One per result whose first task has the metric."""
-        metric = None if self.metric == "headline" else self.metric
+        metric = None if self.metric == HEADLINE else self.metric
         scores = []
         for result in self.results:
             of_tasks = scores_of(result, metric, other)

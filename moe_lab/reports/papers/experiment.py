@@ -4,7 +4,7 @@ It names a paper's table, its cells and the paper's numbers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,19 @@ from typing import Any
 import yaml
 
 from moe_lab.config.catalog import experiment_files, resource_folder
+from moe_lab.config.schema import Config
 from moe_lab.config.validators import build, did_you_mean, one_of
 from moe_lab.errors import ConfigError, reading
 from moe_lab.reports.papers.figure_kinds import FIGURES, TABLES
+from moe_lab.reports.papers.metric_names import EXPERT, HEADLINE
 from moe_lab.reports.papers.published import Published, read_published
 
 MEASURE = "measure"
 """The axis of an experiment with several metrics."""
 SETTINGS = "settings"
 """The axis that distinguishes cells whose coordinates became equal by typed overrides."""
+MEASURES_EXPERTS = "metrics=expert"
+"""The override of a cell whose expert metrics are measured."""
 AVERAGE = "average"
 """The coordinate of an average on the axis that it averages over."""
 
@@ -101,8 +105,8 @@ class Experiment:
                 raise ConfigError(f"paper[{i}].value={published.value}: expected a number.")
 
     def _check_metrics(self) -> None:
-        """Raise ConfigError for several metrics without the axis MEASURE, and for that axis without
-        several metrics."""
+        """Raise ConfigError for several metrics without the axis MEASURE, for that axis without
+        several metrics, and for a metric that no cell can have."""
         metrics = [self.metric]
         for scale in self.scales.values():
             if scale.metric is not None:
@@ -111,6 +115,22 @@ class Experiment:
         has_axis = MEASURE in self.keys
         if any(isinstance(metric, dict) != has_axis for metric in metrics):
             raise ConfigError("metric: {<name>: <metric>} goes with measure in rows or columns.")
+        for name in self.scales:
+            for metric in self.metrics(name).values():
+                _check_metric(metric)
+            self._check_expert_metrics(name)
+
+    def _check_expert_metrics(self, scale: str) -> None:
+        """Raise ConfigError for a scale that shows expert metrics and measures none."""
+        cells = self.scale(scale).overrides()
+        if not cells or any(MEASURES_EXPERTS in overrides for overrides in cells):
+            return
+        for metric in self.metrics(scale).values():
+            if metric.startswith(EXPERT):
+                raise ConfigError(
+                    f"metric={metric}: no cell of scales.{scale} has {MEASURES_EXPERTS}.\n"
+                    f"Add it: set: [{MEASURES_EXPERTS}]."
+                )
 
     def metrics(self, scale: str) -> dict[str, str]:
         """The metrics of a scale's cells by their names on the axis MEASURE.
@@ -173,8 +193,40 @@ def load_experiment(name: str, file: Path) -> Experiment:
         for scale_name, scale in values.get("scales", {}).items():
             scales[scale_name] = build(Scale, scale, f"scales.{scale_name}.")
         paper = read_published(values.get("paper") or [], file)
-        keys = {"metric": "headline", **values, "name": name, "scales": scales, "paper": paper}
-        return build(Experiment, keys, "")
+        keys = {"metric": HEADLINE, **values, "name": name, "scales": scales, "paper": paper}
+        experiment = build(Experiment, keys, "")
+        _check_axes(experiment)
+        return experiment
+
+
+def _check_metric(metric: str) -> None:
+    """Raise ConfigError for the name of no metric.
+
+    Names with a comma are lm-eval's (`acc,none`). Which of them a task has is known after it is
+    loaded.
+    """
+    if "," in metric or metric == HEADLINE:
+        return
+    # they need numpy, which the help of other tables does without
+    from moe_lab.reports.papers.expert_scores import expert_metric_names
+    from moe_lab.reports.papers.training_scores import METRICS
+
+    names = [HEADLINE, *expert_metric_names(), *METRICS]
+    if metric not in names:
+        raise ConfigError(
+            f"metric={metric} is unknown.{did_you_mean(metric, names)}\n"
+            f"Choices: lm-eval's with their filter (acc,none), {', '.join(names)}."
+        )
+
+
+def _check_axes(experiment: Experiment) -> None:
+    """Raise ConfigError for an axis whose first part is no group and no key of a command."""
+    first_parts = [setting.name for setting in fields(Config)] + [MEASURE]
+    for axis in experiment.keys:
+        if axis.partition(".")[0] not in first_parts:
+            raise ConfigError(
+                f"rows, columns or average: no cell has {axis!r}.{did_you_mean(axis, first_parts)}"
+            )
 
 
 def _full_name(name: str, names: list[str]) -> str:

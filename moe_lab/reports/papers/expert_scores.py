@@ -10,12 +10,17 @@ from moe_lab.config.validators import one_of
 from moe_lab.metrics.registry import counted_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.expert import ExpertLine, expert_lines
+from moe_lab.reports.papers.metric_names import EXPERT
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score import Score
 from moe_lab.results.scores import empty_score
 
-EXPERT = "expert."
-"""The prefix of the names of expert metrics."""
+
+def expert_metric_names() -> list[str]:
+    """The names of all expert metrics in a paper's table."""
+    names = list(counted_metrics())
+    names += [intervention.name for _, intervention in interventions()]
+    return [f"{EXPERT}{name}" for name in names]
 
 
 def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: str = BASE) -> Score:
@@ -24,9 +29,7 @@ def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: s
     It is over all tokens and tasks of the run. A metric that the run's method does not allow gives
     a score without numbers. Raises ConfigError for a metric that does not exist.
     """
-    names = list(counted_metrics())
-    names += [intervention.name for _, intervention in interventions()]
-    one_of("metric", metric, [f"{EXPERT}{name}" for name in names])
+    one_of("metric", metric, expert_metric_names())
 
     score = replace(empty_score(result, metric), other=other)
     name = metric.removeprefix(EXPERT)

@@ -11,6 +11,7 @@ from moe_lab.reports.columns import texts
 from moe_lab.reports.papers.averages import NOTE
 from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.reports.papers.markdown_tables import column_lines, table_lines
+from moe_lab.reports.papers.metric_names import HEADLINE
 from moe_lab.reports.papers.published import Published, with_mark
 from moe_lab.reports.papers.rows import NOTHING_STORED, Row
 from moe_lab.reports.papers.table import Table
@@ -243,7 +244,7 @@ def _metrics(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
 def _metric_with_chance(experiment: Experiment, row: Row) -> str:
     """The metric of a row with its unit, and the accuracy of random answers if it is known."""
     chance = experiment.chance.get(row.coordinates.get("task", "-"))
-    if row.metric != "headline" or chance is None:
+    if row.metric != HEADLINE or chance is None:
         return row.shows or ""
     return f"{row.shows}, {chance:g} by chance"
 

@@ -1,7 +1,7 @@
 """The units of the numbers in a paper's table."""
 
 from moe_lab.metrics.registry import counted_metrics
-from moe_lab.reports.papers.expert_scores import EXPERT
+from moe_lab.reports.papers.metric_names import EXPERT
 from moe_lab.reports.papers.training_scores import TRAINING
 
 

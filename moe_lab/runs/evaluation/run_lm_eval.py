@@ -21,15 +21,18 @@ from moe_lab.engine.forward.forward import Observer, observed
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods.method import Context, TrainingMethod
-from moe_lab.models.distributed import num_processes
+from moe_lab.models.auto_class import experts_option
+from moe_lab.models.distributed import is_split, num_processes
 from moe_lab.models.facts import LoadedModel
 from moe_lab.models.memory import ModelPool, reset_peak_memory, weight_bytes
 from moe_lab.models.tokenizer import prompt_tokenizer
+from moe_lab.models.transformers_internals import experts_of
 from moe_lab.results.response_log import ResponseLog
 from moe_lab.results.samples import Log
 from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
 from moe_lab.runs.evaluation.lms import RecordedLM
 from moe_lab.runs.evaluation.shared_lm import SharedLM
+from moe_lab.runs.evaluation.split_lm import split_lm
 from moe_lab.runs.run import Run
 from moe_lab.tasks.judges.judging import judging
 from moe_lab.tasks.lm_eval_versions.documents import evaluated_documents
@@ -70,7 +73,8 @@ def evaluate_answers(
     """The results of lm-eval over the log's answers.
 
     Missing answers are computed under the policy of `observer`. All processes of torchrun answer a
-    part. With an observer, which sees the passes of one process only, process 0 answers alone.
+    part, or compute a part of each layer. With an observer, which sees the passes of one process
+    only, process 0 answers alone.
     """
     config = run.config
     together = num_processes() > 1 and observer is None
@@ -105,9 +109,10 @@ def _opened_lm(
     *,
     together: bool,
 ) -> Any:
-    """The LM of the run's method on its model, which is loaded; a `SharedLM` with `together`.
+    """The LM of the run's method on its model, which is loaded. `opened` closes it.
 
-    `opened` closes it.
+    Args:
+        together: whether the other processes work with it (`SharedLM`, `SplitLM`).
 
     The log keeps the cost of loading, and where the model is.
     """
@@ -121,11 +126,15 @@ def _opened_lm(
     logger.info("model on %s, loaded in %.1f s", loaded.device, loaded.load_seconds)
     reset_peak_memory(loaded.device)
     context = Context(config=config, folder=run.folder)
-    lm = opened.enter_context(run.method.open(loaded, context))
+    opening = run.method.open(loaded, context)
+    if together and is_split(config.model):
+        lm: Any = opened.enter_context(split_lm(opening, config))
+    else:
+        lm = opened.enter_context(opening)
     log.keep_session_info(lm.session_info)
     if observer is not None:
         opened.enter_context(observed(lm, observer))
-    if together:
+    if together and not is_split(config.model):
         return SharedLM(lm, config, log)
     return lm
 
@@ -133,9 +142,9 @@ def _opened_lm(
 def _environment(loaded: LoadedModel) -> dict[str, Any]:
     """The device and implementations, for the record: they are not part of a run's identity."""
     config = loaded.model.config
-    experts_implementation = None
-    if loaded.model._can_set_experts_implementation():
-        experts_implementation = getattr(config, "_experts_implementation", None)
+    experts_implementation = experts_of(config.get_text_config())
+    if experts_implementation and not experts_option(config, experts_implementation):
+        experts_implementation = None  # the family computes its experts in one way
     return {
         "device": str(loaded.device),
         "experts_implementation": experts_implementation,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment
-from moe_lab.reports.papers.expert_scores import EXPERT
+from moe_lab.reports.papers.metric_names import EXPERT
 from moe_lab.reports.papers.training_scores import NO_TASK, TRAINING
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.experiments.cells import PreparedCell

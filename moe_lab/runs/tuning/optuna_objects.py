@@ -1,4 +1,4 @@
-"""`tuning.sampler` and `tuning.pruner`: classes of Optuna, by Hydra's `_target_`.
+"""`tuning.sampler`, `tuning.pruner` and `tuning.storage`: classes of Optuna, by Hydra's `_target_`.
 
 The other keys are arguments of the class:
 
@@ -23,9 +23,11 @@ import numpy as np
 import optuna
 from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage
+from sqlalchemy.exc import SQLAlchemyError
 
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, first_line
@@ -90,9 +92,28 @@ def sampler_of(settings: Mapping[str, Any], dirs: list[str], seed: int) -> BaseS
 def pruner_of(settings: Mapping[str, Any], dirs: list[str]) -> BasePruner:
     """The pruner. Raises ConfigError."""
     key = "tuning.pruner"
+    check_class(settings, key, dirs)
     with _importable(dirs):
-        _parameters(settings, key, dirs)  # raises ConfigError for a parameter that it does not have
         return _made(settings, key, BasePruner)
+
+
+def storage_of(settings: Mapping[str, Any], dirs: list[str]) -> BaseStorage:
+    """The storage, opened. Raises ConfigError, and the errors of a database."""
+    try:
+        with _importable(dirs):
+            return _made(settings, "tuning.storage", BaseStorage)
+    except ConfigError as error:
+        database_error = getattr(error.__cause__, "__cause__", None)
+        if not isinstance(database_error, StorageInternalError | SQLAlchemyError):
+            raise
+    raise database_error
+
+
+def check_class(settings: Mapping[str, Any], key: str, dirs: list[str]) -> None:
+    """Raise ConfigError for a class that is not made here, and for an argument that it does not
+    take."""
+    with _importable(dirs):
+        _parameters(settings, key, dirs)
 
 
 def seed_of_trial(settings: Mapping[str, Any], study_seed: int, number: int) -> int:

@@ -162,12 +162,13 @@ def search_of(config: Config, facts: ModelFacts) -> Search:
 def _with_objects(search: Search, config: Config) -> Search:
     """The search with the sampler and the pruner of `config.tuning`, which are tried.
 
-    Raises ConfigError for one that cannot run or has no effect, and for a storage that is no
-    database.
+    Raises ConfigError for one that cannot run or has no effect, and for a storage that cannot be
+    used.
     """
     tuning = config.tuning
     if tuning.storage is not None:
-        check_storage(tuning.storage)
+        check_storage(tuning.storage, config.config_dirs)
+    search = replace(search, class_folders=config.config_dirs)
     if not tuning.sampler and not tuning.pruner:
         return search
     if tuning.pruner and (search.metric != "perplexity" or search.logit_scale):
@@ -176,12 +177,7 @@ def _with_objects(search: Search, config: Config) -> Search:
             "tuning.metric=perplexity, without tuning.logit_scale."
         )
     check_objects(tuning.sampler, tuning.pruner, config.config_dirs, search.bounds)
-    return replace(
-        search,
-        sampler=tuning.sampler,
-        pruner=tuning.pruner,
-        class_folders=config.config_dirs,
-    )
+    return replace(search, sampler=tuning.sampler, pruner=tuning.pruner)
 
 
 def is_lower_better(task: Any, metric: str | None) -> bool:

@@ -20,7 +20,6 @@ import optuna
 from filelock import BaseFileLock
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from moe_lab.errors import ResultsError
 from moe_lab.results.atomic import writing
@@ -37,23 +36,30 @@ number of complete ones.
 """
 STARTUP_TRIALS = 10
 STORAGE = "storage.db"
+STORAGE_PACKAGES = ("sqlalchemy", "grpc", "redis")
+"""Packages whose errors are those of a storage."""
 
 
 @contextmanager
-def storage_errors(folder: Path, url: str | None) -> Iterator[None]:
+def storage_errors(folder: Path, shared: str | None) -> Iterator[None]:
     """Turn errors of Optuna's storage, as of a full disk, into a ResultsError that names it.
 
     Args:
-        url: the database; None: a file of the folder.
+        shared: the storage of `SharedTrials`, as messages name it; None: a file of the folder.
     """
     try:
         yield
-    except (StorageInternalError, SQLAlchemyError) as error:
+    except Exception as error:
+        package = type(error).__module__.partition(".")[0]
+        if not isinstance(error, StorageInternalError) and package not in STORAGE_PACKAGES:
+            raise
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        if url is not None:
+        if package == "grpc":
+            reason = error.details()  # type: ignore[attr-defined]
+        if shared is not None:
             raise ResultsError(
-                f"tuning.storage={url} could not be read or written: {reason}\n"
-                "Once the database answers, the same command continues."
+                f"tuning.storage={shared} could not be read or written: {reason}\n"
+                "Once it answers, the same command continues."
             ) from error
         raise ResultsError(
             f"{folder / STORAGE} could not be read or written: {reason}\n"
@@ -65,12 +71,10 @@ def storage_errors(folder: Path, url: str | None) -> Iterator[None]:
 class Trials:
     """The trials of the study in `folder`, inside its context."""
 
-    def __init__(self, folder: Path, search: Search, seed: int, url: str | None = None):
+    def __init__(self, folder: Path, search: Search, seed: int):
         self.folder = folder
         self.search = search
         self.seed = seed
-        self.url = url
-        """The database (`SharedTrials`); None: a file of the folder."""
         self.minimizes = search.direction == "minimize"
         self.lock = lock_on(folder / ".lock")
         """The study's lock: one process at a time."""
@@ -84,7 +88,7 @@ class Trials:
         with self.lock:
             with writing(self.folder):
                 tidy(self.folder)
-            self.storage: Any = self._open_storage()
+            self.storage = self._open_storage()
             self.study = optuna.create_study(
                 storage=self.storage,
                 study_name=self.folder.name,
@@ -105,7 +109,7 @@ class Trials:
     def __exit__(self, *exception: Any) -> None:
         self._end()
 
-    def _open_storage(self) -> optuna.storages.RDBStorage:
+    def _open_storage(self) -> optuna.storages.BaseStorage:
         return optuna.storages.RDBStorage(f"sqlite:///{self.folder / STORAGE}")
 
     def claim(self) -> Trial | None:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from moe_lab.reports.loggers import Logger, open_logger
 from moe_lab.results.folder import RunFolder
 from moe_lab.runs.execute import memory_errors
 from moe_lab.runs.tuning.objective import Accuracy, Perplexity, Pruned, objective
+from moe_lab.runs.tuning.optuna_objects import TARGET
 from moe_lab.runs.tuning.shared_storage import SharedTrials
 from moe_lab.runs.tuning.study import (
     LOGIT_SCALE,
@@ -52,7 +54,7 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
     with (
         RunFolder(study.folder, study.study_id).status(),
         memory_errors(name),
-        storage_errors(study.folder, study.config.tuning.storage),
+        storage_errors(study.folder, _shared_storage(study)),
         _trials_of(study) as trials,
         open_logger(
             study.config, kind="study", name=name, group=group or name, folder=study.folder
@@ -78,10 +80,20 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
 
 
 def _trials_of(study: Study) -> Trials:
-    """The trials in the study's folder, or in the database of `tuning.storage`."""
-    url = study.config.tuning.storage
-    kind = Trials if url is None else SharedTrials
-    return kind(study.folder, study.search, study.config.seed, url)
+    """The trials in the study's folder, or in the storage of `tuning.storage`."""
+    config = study.config
+    storage = config.tuning.storage
+    if storage is None:
+        return Trials(study.folder, study.search, config.seed)
+    return SharedTrials(study.folder, study.search, config.seed, storage)
+
+
+def _shared_storage(study: Study) -> str | None:
+    """`tuning.storage` as messages name it: the URL, or the class."""
+    storage = study.config.tuning.storage
+    if isinstance(storage, Mapping):
+        return str(storage[TARGET])
+    return storage
 
 
 def tied_note(study: Study, trials: Trials) -> str | None:

@@ -24,6 +24,7 @@ from moe_lab.methods.references.embeddings import embed, embedding_identity
 from moe_lab.models.hub import commit_of
 from moe_lab.models.identity import known_weights, model_identity
 from moe_lab.models.load import load_model
+from moe_lab.models.load_options import with_load
 from moe_lab.models.source import check_has_weights, load_config, model_commit, model_folder
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.runs.tuning.prepare import prepare_study
@@ -163,6 +164,56 @@ def test_a_repository_with_bin_files_alone_is_the_same_model(
     for name in expected:
         assert torch.equal(loaded_weights[name], expected[name])
     assert len(known_weights(weights())) == (1 if shards == 1 else shards + 1)
+
+
+def as_variant(files: dict[str, bytes], variant: str) -> dict[str, bytes]:
+    """The same repository with its weights in files of a variant, next to plain ones of zeros."""
+    variant_files = {}
+    for name, data in files.items():
+        if name == "model.safetensors.index.json":
+            name = f"model.safetensors.index.{variant}.json"
+        variant_files[name] = data
+    return variant_files | {"model.safetensors": b"not read"}
+
+
+@pytest.mark.parametrize(
+    ("load", "folder"),
+    [
+        ({"variant": "fp16"}, ""),
+        ({"subfolder": "checkpoints/last"}, "checkpoints/last/"),
+        ({"subfolder": "last", "variant": "fp16"}, "last/"),
+    ],
+)
+def test_a_variant_or_a_subfolder_is_the_same_model(
+    load, folder, client, olmoe_files, olmoe_repository, tmp_path
+):
+    options = {"dtype": "float32", "device": "cpu", "offline": False}
+    expected = load_model(MODEL, **options).model.state_dict()
+    files = as_variant(olmoe_files, "fp16") if "variant" in load else olmoe_files
+    placed = {folder + name: data for name, data in files.items()}
+    olmoe_repository.commit(placed | {"model.bin": b"not read"})
+    new_command()
+    of_hub = ModelConfig(name="olmoe", path=OLMOE, load=load)
+    for name, data in placed.items():
+        file = tmp_path / "local" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    local = ModelConfig(name="olmoe", path=str(tmp_path / "local"), load=load)
+    for model in (of_hub, local):
+        loaded_weights = load_model(with_load(model), **options).model.state_dict()
+        assert loaded_weights.keys() == expected.keys()
+        for name in expected:
+            assert torch.equal(loaded_weights[name], expected[name])
+    assert not list(client.rglob("model.bin")), "nothing else is fetched"
+    assert not list(client.rglob("model.safetensors"))
+    new_command()
+    assert model_folder(of_hub, offline=True, weights=True).is_dir()
+
+
+def test_a_variant_that_a_model_does_not_have_is_named(client):
+    model = ModelConfig(name="olmoe", path=OLMOE, load={"variant": "fp61"})
+    with pytest.raises(ModelError, match="neither model.fp61.safetensors nor"):
+        model_folder(model, offline=False, weights=True)
 
 
 class Payload:

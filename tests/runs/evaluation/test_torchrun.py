@@ -1,8 +1,8 @@
 """The command `run` in several processes, as torchrun starts them. (Its own processes, which import
 everything anew, are in tests/methods/finetune_freeze/test_processes.py.)
 
-Broken by: numbers that depend on the number of processes, two processes that write, a kill
-that loses what was answered, a follower that waits for ever.
+Broken by: numbers that depend on the number of processes or of parts of the model, two processes
+that write, a kill that loses what was answered, a follower that waits for ever.
 """
 
 import json
@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from moe_lab.cli.main import main
 from moe_lab.config.schema import Config, ModelConfig, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.models.load import load_model
 from moe_lab.results.response_log import ResponseLog
 from moe_lab.runs.distributed import follow
 from moe_lab.runs.grid import do
+from tests.support.models import save_model, small_model
 from tests.support.ranks import fork_ranks
 
 COMMAND = ["-m", "method=roe", "method.n=4", "task=toy_math,toy_choice", "limit=4", "device=cpu"]
@@ -186,6 +190,16 @@ def test_several_processes_make_no_model(monkeypatch):
         do("run", [config("pretrain-tiny")], [], [])
 
 
+@pytest.fixture
+def two_ranks(monkeypatch) -> None:
+    """The environment of process 0 of two."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+
+
 @pytest.mark.parametrize(
     ("configs", "message"),
     [
@@ -195,11 +209,69 @@ def test_several_processes_make_no_model(monkeypatch):
         ([config(model=ModelConfig(path="some/model", device_map="auto"))], "one GPU"),
     ],
 )
-def test_what_processes_cannot_share_is_refused(configs, message, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "1")
+def test_what_processes_cannot_share_is_refused(configs, message, two_ranks):
     with pytest.raises(ConfigError, match=message):
         follow(configs)
+
+
+# A model that is split over the processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen3_moe", "gpt_oss"])
+def test_a_split_model_gives_the_results_of_a_whole_one(family, tmp_path):
+    folder = str(save_model(small_model(family), tmp_path / family))
+    settings = [f"model.path={folder}", "gen_kwargs=max_gen_toks=8", "method.skip_layers=0"]
+    command = [*COMMAND, *settings]
+    whole = tmp_path / "whole"
+    split = tmp_path / "split"
+    log = tmp_path / "ranks.log"
+
+    assert main([*command, f"output_dir={whole}"]) == 0
+    split_command = [*command, "model.load.tp_plan=auto", f"output_dir={split}"]
+    assert fork_ranks(main, split_command, log=log) == [0, 0], log.read_text()
+
+    assert_equal_runs(split, whole)
+    assert not list(split.glob("runs/*/responses.1.jsonl")), "process 0 alone writes"
+
+
+def half_of_the_weights(folder: str, file: Path) -> None:
+    """Load a split model, and write the numbers of weights of this process and of the model."""
+    dist.init_process_group("gloo")
+    split = {"tp_plan": "auto"}
+    loaded = load_model(
+        ModelConfig(path=folder, load=split), dtype="auto", device="cpu", offline=True
+    )
+    of_process = 0
+    of_model = 0
+    for parameter in loaded.model.parameters():
+        of_model += parameter.numel()
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        of_process += local.numel()
+    file.with_suffix(f".{dist.get_rank()}").write_text(f"{of_process} {of_model}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_split_model_is_half_in_each_process(tmp_path):
+    model = small_model("mixtral")
+    folder = str(save_model(model, tmp_path / "model"))
+    file = tmp_path / "weights"
+    assert fork_ranks(half_of_the_weights, folder, file, log=tmp_path / "log") == [0, 0]
+    for rank in range(2):
+        of_process, of_model = map(int, file.with_suffix(f".{rank}").read_text().split())
+        assert of_model == model.num_parameters()
+        assert of_process < 0.6 * of_model
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"method": "finetune-freeze"}, "method=finetune-freeze needs the whole model"),
+        ({"experiment": "all"}, "experiment=all needs the whole model"),
+    ],
+)
+def test_what_needs_a_whole_model_is_refused(keys, message, two_ranks):
+    split = ModelConfig(path="some/model", load={"tp_plan": "auto"})
+    with pytest.raises(ConfigError, match=message):
+        follow([config(**keys, model=split)])

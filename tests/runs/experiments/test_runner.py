@@ -428,6 +428,32 @@ def test_another_scale_has_its_own_table_and_the_users_overrides_come_last(seen,
         (("set: [limit=10]", "sets: [limit=10]"), "Did you mean 'scales.tiny.set'?"),
         (('title: "Table T"\n', ""), "title"),
         (("columns: [method]", "columns: [method]\nfigure: heat_map"), "Did you mean 'heatmap'?"),
+        (
+            ("columns: [method]", "columns: [methods]"),
+            "no cell has 'methods'. Did you mean 'method'?",
+        ),
+        (
+            ("rows: [model, task]", "rows: [models.name, task]"),
+            "rows, columns or average: no cell has 'models.name'.",
+        ),
+        (("columns: [method]", "columns: [method]\nmetric: headlin"), "Did you mean 'headline'?"),
+        (
+            ("columns: [method]", "columns: [method]\nmetric: acc"),
+            "metric=acc is unknown.\nChoices: lm-eval's with their filter (acc,none), headline, ",
+        ),
+        (
+            ("set: [limit=10]", "set: [metrics=expert]\n    metric: expert.load_balanc"),
+            "Did you mean 'expert.load_balance'?",
+        ),
+        (
+            ("columns: [method]", "columns: [method]\nmetric: training.validation"),
+            "Did you mean 'training.validation_loss'?",
+        ),
+        (
+            ("set: [limit=10]", "set: [limit=10]\n    metric: expert.load_balance"),
+            "metric=expert.load_balance: no cell of scales.tiny has metrics=expert.\n"
+            "Add it: set: [metrics=expert].",
+        ),
     ],
 )
 def test_a_malformed_experiment_is_named(change, message, tmp_path):
@@ -437,6 +463,22 @@ def test_a_malformed_experiment_is_named(change, message, tmp_path):
         load_experiment("t", file)
     assert str(file) in str(error.value)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("place", ["set", "grid", "option", "cells"])
+def test_an_expert_metric_is_shown_where_any_cell_measures_it(place, tmp_path):
+    scales = {
+        "set": "{cells: [[method=base]], set: [metrics=expert]}",
+        "grid": "{grid: {method: [base], metrics: [none, expert]}}",
+        "option": "{grid: {method: [roe, [base, metrics=expert]]}}",
+        "cells": "{cells: [[method=roe], [method=base, metrics=expert]]}",
+    }
+    file = tmp_path / "t.yaml"
+    file.write_text(
+        f"title: T\nsource: S\nrows: [task]\ncolumns: [method]\nmetric: expert.capacity\n"
+        f"scales: {{tiny: {scales[place]}}}\n"
+    )
+    assert load_experiment("t", file).metrics("tiny") == {"expert.capacity": "expert.capacity"}
 
 
 def test_names_are_found_with_and_without_their_folder_and_in_folders_of_config_dir(

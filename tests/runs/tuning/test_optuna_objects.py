@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from moe_lab.config.schema import TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.runs.tuning import shared_storage
 from moe_lab.runs.tuning.objective import Perplexity, Pruned
-from moe_lab.runs.tuning.optuna_objects import check_objects, pruner_of
+from moe_lab.runs.tuning.optuna_objects import check_objects, pruner_of, storage_of
 from moe_lab.runs.tuning.shared_storage import SharedTrials, check_storage
 from moe_lab.runs.tuning.trials import Trials
 from moe_lab.runs.tuning.tune import tied_note
@@ -44,8 +45,8 @@ NOT_RUN = {
 }
 
 
-def target(name: str, **arguments: Any) -> dict[str, Any]:
-    return {"_target_": f"optuna.samplers.{name}", **arguments}
+def target(name: str, module: str = "optuna.samplers", **arguments: Any) -> dict[str, Any]:
+    return {"_target_": f"{module}.{name}", **arguments}
 
 
 def parameters_of(
@@ -287,19 +288,23 @@ def test_a_study_whose_trials_tie_says_so(tmp_path):
         assert tied_note(Tied, trials) is None
 
 
-# A database that machines share
+# A storage that machines share
+
+Storage = str | dict[str, Any]
 
 
-def shared(folder: Path, url: str, n_trials: int, **more: Any) -> SharedTrials:
+def shared(folder: Path, storage: Storage, n_trials: int, **more: Any) -> SharedTrials:
     """The trials as a machine sees them whose folder no other one has."""
     wanted_search = replace(search(n_trials), **more)
-    return SharedTrials(folder, wanted_search, 3, url)
+    return SharedTrials(folder, wanted_search, 3, storage)
 
 
-def compute(folder: Path, url: str, n_trials: int, **more: Any) -> None:
-    """Compute what no other machine computes, and write the numbers."""
+def compute(folder: Path, storage: Storage, both: Any, n_trials: int, **more: Any) -> None:
+    """Compute what no other machine computes, from when `both` have come on, and write the
+    numbers."""
     numbers = []
-    with shared(folder, url, n_trials, **more) as trials:
+    with shared(folder, storage, n_trials, **more) as trials:
+        both.wait(60)
         while (trial := trials.claim()) is not None:
             temperatures = trials.search.temperatures(trial)
             trials.tell(trial, value(temperatures))
@@ -307,15 +312,16 @@ def compute(folder: Path, url: str, n_trials: int, **more: Any) -> None:
     (folder / "numbers").write_text(" ".join(map(str, numbers)))
 
 
-def check_two_machines(folder: Path, url: str) -> None:
+def check_two_machines(folder: Path, storage: Storage) -> None:
     """Two processes, each with a folder of its own, compute 30 trials of CMA-ES together."""
     (folder / "a").mkdir()
     (folder / "b").mkdir()
+    both = fork.Barrier(2)
     processes = []
     for name in ("a", "b"):
         place = folder / name / "x"
         place.mkdir(exist_ok=True)
-        arguments = (place, url, 30)
+        arguments = (place, storage, both, 30)
         more = {"sampler": target("CmaEsSampler")}
         processes.append(fork.Process(target=compute, args=arguments, kwargs=more))
     for process in processes:
@@ -328,7 +334,8 @@ def check_two_machines(folder: Path, url: str) -> None:
     assert sorted(map(int, [*first, *second])) == list(range(30))
     assert first != []
     assert second != []
-    study = optuna.load_study(study_name="x", storage=url)
+    opened = storage if isinstance(storage, str) else storage_of(storage, [])
+    study = optuna.load_study(study_name="x", storage=opened)
     assert all(value == 0.0 for value in study.trials[0].params.values()), "the base model"
     complete = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
     assert len({str(trial.params) for trial in complete}) == 30
@@ -337,6 +344,17 @@ def check_two_machines(folder: Path, url: str) -> None:
 @pytest.mark.slow
 def test_two_machines_share_a_study_in_sqlite(tmp_path):
     check_two_machines(tmp_path, f"sqlite:///{tmp_path}/trials.db")
+
+
+@pytest.mark.slow
+def test_two_machines_share_a_study_in_a_journal(tmp_path):
+    check_two_machines(tmp_path, journal(tmp_path))
+
+
+def journal(folder: Path) -> Storage:
+    """Optuna's storage for file systems on which SQLite is not safe."""
+    file = target("journal.JournalFileBackend", "optuna.storages", file_path=f"{folder}/trials.log")
+    return target("JournalStorage", "optuna.storages", log_storage=file)
 
 
 @pytest.fixture
@@ -372,23 +390,27 @@ def test_two_machines_share_a_study_in_postgresql(postgres, tmp_path):
     check_two_machines(tmp_path, postgres)
 
 
-def test_a_trial_whose_machine_fell_silent_is_taken_over_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_storage, "HEARTBEAT", 1)
-    monkeypatch.setattr(shared_storage, "SILENCE", 1)
-    url = f"sqlite:///{tmp_path}/trials.db"
-    with shared(tmp_path / "a" / "x", url, 3) as silent:
+@pytest.mark.parametrize("kind", ["database", "journal"])
+def test_a_trial_whose_machine_fell_silent_is_taken_over_as_it_was(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_storage, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(shared_storage, "SILENCE", 0.5)
+    url = journal(tmp_path) if kind == "journal" else f"sqlite:///{tmp_path}/trials.db"
+    with shared(tmp_path / "a" / "x", url, 2) as silent:
         silent.tell(silent.claim(), 1.0)
         lost = silent.claim()
         parameters = dict(lost.params)
-        silent._end()  # as if the process had died: its heart no longer beats
-        time.sleep(2.1)
         with shared(tmp_path / "b" / "x", url, 3) as other:
+            started = time.monotonic()
+            other.tell(other.claim(), 0.5)  # trial 2, since a machine computes trial 1
+            time.sleep(0.6)
+            assert other._abandoned() is None
+            silent._end()  # as if the process had died: its heart no longer beats
             taken = other.claim()
+            assert time.monotonic() - started > 1.1
             assert (taken.number, taken.params) == (1, parameters)
             other.tell(taken, 2.0)
             silent.tell(lost, 3.0)  # it was not dead: the first value stays
-            assert [trial.value for trial in other.study.trials] == [1.0, 2.0]
-            other.tell(other.claim(), 0.5)
+            assert [trial.value for trial in other.study.trials] == [1.0, 2.0, 0.5]
             assert other.claim() is None
 
 
@@ -407,9 +429,49 @@ def test_a_trial_whose_machine_fell_silent_is_taken_over_as_it_was(tmp_path, mon
     ],
 )
 def test_a_database_that_cannot_be_used_is_refused(url, message):
+    for storage in (url, target("RDBStorage", "optuna.storages", url=url)):
+        with pytest.raises(ConfigError, match=message) as raised:
+            check_storage(storage, [])
+        assert "secret7391" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ({"_target_": "os.system", "command": "ls"}, "only classes of optuna"),
+        ({"_target_": "optuna.storages.JournalStorag"}, "Did you mean 'JournalStorage'"),
+        ({"_target_": "optuna.storages.GrpcStorageProxy", "prt": 1}, "Did you mean 'port'"),
+        ({"_target_": "optuna.storages.InMemoryStorage"}, "the memory of one process"),
+        (
+            {
+                "_target_": "optuna.storages.JournalStorage",
+                "log_storage": {
+                    "_target_": "optuna.storages.journal.JournalRedisBackend",
+                    "url": "redis://me:secret7391@host:6379/0",
+                },
+            },
+            "log_storage.url has a password",
+        ),
+        (
+            {
+                "_target_": "optuna.storages.RDBStorage",
+                "url": "sqlite:////tmp/x.db",
+                "heartbeat_interval": 9,
+            },
+            "heartbeat_interval is not taken",
+        ),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_refused(storage, message):
     with pytest.raises(ConfigError, match=message) as raised:
-        check_storage(url)
+        check_storage(storage, [])
     assert "secret7391" not in str(raised.value)
+
+
+def test_every_argument_of_the_database_is_taken_or_refused():
+    taken = {"url", "engine_kwargs", "skip_compatibility_check", "skip_table_creation"}
+    parameters = set(signature(optuna.storages.RDBStorage).parameters)
+    assert parameters == taken | set(shared_storage.REFUSED)
 
 
 def test_a_database_that_does_not_answer_is_named(tmp_path, capsys):
@@ -422,13 +484,12 @@ def test_a_database_that_does_not_answer_is_named(tmp_path, capsys):
 def test_the_password_comes_from_the_environment_alone(tmp_path, monkeypatch):
     monkeypatch.setenv(shared_storage.PASSWORD, "secret7391")
     urls = []
-    storage_class = shared_storage.RDBStorage
 
-    def record(url: str, **options: Any) -> Any:
-        urls.append(url)
-        return storage_class(f"sqlite:///{tmp_path}/trials.db", **options)
+    def record(settings: dict[str, Any], dirs: list[str]) -> Any:
+        urls.append(settings["url"])
+        return optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/trials.db")
 
-    monkeypatch.setattr(shared_storage, "RDBStorage", record)
+    monkeypatch.setattr(shared_storage, "storage_of", record)
     url = "postgresql+psycopg2://me@host/db"
     with shared(tmp_path / "x", url, 1) as trials:
         trials.tell(trials.claim(), 1.0)

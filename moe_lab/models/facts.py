@@ -136,8 +136,8 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     config = load_config(model, offline=offline)
     if is_split(model) and has_towers(config):
         raise ConfigError(
-            f"model.load.tp_plan splits models of text alone, and {config.model_type} reads images, "
-            "too. Use model.device_map=auto."
+            f"model.load.tp_plan splits models of text alone, and {config.model_type} reads "
+            "images, too. Use model.device_map=auto."
         )
     routing = routing_facts(config)
     check_quantization(config, model_source(model), routing["moe_layers"])

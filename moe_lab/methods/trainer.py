@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -145,11 +147,33 @@ def fit(
     if 0 < done < steps and settings.process_index == 0:
         print_message(f"{folder.name}: training, continuing at step {done:,} of {steps:,}")
     try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with _one_wandb_run(settings, folder):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         if log.progress is not None:
             log.progress.close()
     return trainer
+
+
+@contextmanager
+def _one_wandb_run(settings: TrainingArguments, folder: Path) -> Iterator[None]:
+    """Inside the context, a training that reports to W&B is a run of its own.
+
+    Its files are in the training's folder, unless WANDB_DIR is set.
+    """
+    if "wandb" not in settings.report_to or settings.process_index > 0:
+        yield
+        return
+    import wandb
+
+    # as transformers' callback calls it, but for the folder
+    run = wandb.init(
+        project=os.getenv("WANDB_PROJECT", "huggingface"),
+        name=settings.run_name,
+        dir=os.getenv("WANDB_DIR", folder),
+    )
+    with run:
+        yield
 
 
 def settings_of(

@@ -15,6 +15,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from moe_lab.config.arguments import checked_ids, checked_settings, checked_texts, wrong
 from moe_lab.engine.custom_generate import custom_generate, next_scores
+from moe_lab.engine.forward.layers import output_head
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
@@ -41,8 +42,11 @@ def loaded_model(
     """
     model = transformers_model(model)
     name = type(model).__name__
-    if not hasattr(model, "generate") or model.get_output_embeddings() is None:
-        raise ModelError(f"{name} has no output head. Load it by AutoModelForCausalLM.")
+    if not hasattr(model, "generate") or output_head(model) is None:
+        raise ModelError(
+            f"{name} has no output head. Load it by AutoModelForCausalLM, and an image-and-text "
+            "model by AutoModelForImageTextToText."
+        )
     if needs_tokenizer and not _is_tokenizer(tokenizer):
         raise wrong(
             "tokenizer",

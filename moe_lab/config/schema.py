@@ -236,6 +236,11 @@ class LauncherConfig:
             raise ConfigError(
                 f"launcher.workers={self.workers} starts nothing. Add launcher=local."
             )
+        if self.name in ("none", "local") and self.parameters:
+            raise ConfigError(
+                f"launcher.parameters has no effect with launcher={self.name}. Use "
+                "launcher=submitit or launcher=ray."
+            )
 
 
 @dataclass(kw_only=True)

@@ -286,7 +286,9 @@ def _check(
 
     unknown = []
     for key, value in model_kwargs.items():
-        if key not in _PREPARED and value is not None:
+        # image-and-text models prepare empty outputs of their encoders for a text
+        is_given = value is not None and value != {}
+        if key not in _PREPARED and is_given:
             unknown.append(key)
     if unknown:
         raise ValueError(
@@ -323,7 +325,8 @@ def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list
     positions = model_kwargs.get("position_ids")
     if positions is not None:
         counted_BS = real_BS.cumsum(dim=1) - 1
-        if not (positions == counted_BS)[real_BS].all():
+        is_counted = positions == counted_BS  # for each axis of positions, if there are several
+        if not is_counted[..., real_BS].all():
             raise ValueError(
                 "The ensemble counts positions from 0 in each prompt: give no position_ids."
             )

@@ -19,9 +19,10 @@ from torch._C import _dispatch_has_kernel_for_dispatch_key as _has_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM
 
 from moe_lab.engine.forward.kv_cache import KVCache
+from moe_lab.engine.forward.layers import hidden_state_model
+from moe_lab.models.auto_class import auto_class
 from moe_lab.models.facts import without_rope_lengths
 from moe_lab.models.transformers_internals import attention_of
 
@@ -167,7 +168,7 @@ class Footprint:
         mask = torch.zeros(1, 1, tokens, tokens, dtype=dtype, device=device)
         positions = torch.arange(tokens, device=device)[None]
         with MemoryMeter(known_of(self.model, ids, mask, positions)) as meter, OneOperation():
-            self.model.get_decoder()(
+            hidden_state_model(self.model)(
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions,
@@ -206,7 +207,7 @@ def _gradient_pass(model: Any, tokens: int, *, backward: bool = True) -> int:
         OneOperation(),
         torch.enable_grad(),
     ):
-        output = model.get_decoder()(
+        output = hidden_state_model(model)(
             inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False
         )
         if not backward:
@@ -252,5 +253,5 @@ def meta_model(config: Any, dtype: torch.dtype) -> Any:
     sets, is a copy."""
     with torch.device("meta"):
         copied_config = without_rope_lengths(config)
-        model = AutoModelForCausalLM.from_config(copied_config, dtype=dtype)
+        model = auto_class(copied_config).from_config(copied_config, dtype=dtype)
     return model.eval().requires_grad_(False)

@@ -53,7 +53,7 @@ class CountedHF(HFLM):
         # lm-eval warns that arguments for loading a model are ignored, although none are given.
         logging.getLogger("lm_eval.models.huggingface").addFilter(_of_a_given_model)
         # In the model's dtype log-probabilities are coarse: bfloat16 has steps of 1/8 at -20.
-        super().__init__(softmax_dtype="float32", **options)
+        super().__init__(softmax_dtype="float32", backend="causal", **options)
         self._tokenized: dict[str, list[int]] = {}
         self.new_text = NewText(self.tokenizer)
         self._decoded_next: deque[list[int]] = deque()

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.schema import ModelConfig
+from moe_lab.config.terminal import print_message
 from moe_lab.config.validators import check_limits
 from moe_lab.errors import ConfigError
 from moe_lab.results.code_digest import source_digest
@@ -310,6 +311,13 @@ class TrainingMethod(Method):
             free: removes the model in memory.
         """
         trained = self.trained(config, facts)
+        uploads = getattr(self.config, "trainer", {}).get("push_to_hub")
+        if uploads and trained.stored() is not None:
+            place = trained.folder / trained.made
+            print_message(
+                "Trained already, so that push_to_hub uploads nothing. "
+                f"hf upload <id> {place} does."
+            )
         trained.load_or_train(lambda folder: self.train(folder, config, facts), free)
         model = self.trained_model(config, str(trained.folder / trained.made))
         return replace(config, model=model, dtype=facts.dtype)

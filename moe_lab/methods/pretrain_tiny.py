@@ -13,7 +13,7 @@ from typing import Any
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import NonNegativeFloat, NonNegativeInt, PositiveInt
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.method import Method, ModelMaker
 from moe_lab.methods.trained import Trained, save_model
 from moe_lab.results.versions import versions
@@ -115,11 +115,17 @@ class PretrainTiny(ModelMaker):
         process trains it, ResultsError if the folder cannot be written.
         """
         from moe_lab.models.source import load_config
+        from moe_lab.models.text_part import has_towers
         from moe_lab.models.tokenizer import load_tokenizer
 
         recipe = asdict(self.config)
         recipe.pop("save_steps")
         architecture = load_config(config.model, offline=config.offline)
+        if has_towers(architecture):
+            raise ModelError(
+                f"method=pretrain-tiny trains a model of text alone, and {config.model.name} reads "
+                "images, too. Use model=tiny, or an architecture of text."
+            )
         shape = architecture.to_diff_dict()
         tokenizer = load_tokenizer(config.model, offline=config.offline)
         identity = {  # all that determines the weights

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
-    AutoModelForCausalLM,
+    AutoConfig,
     PreTrainedModel,
     Trainer,
     TrainerCallback,
@@ -33,6 +35,7 @@ from moe_lab.errors import ConfigError, TrainingError, first_line
 from moe_lab.methods.trained import COMPLETE, last_checkpoint, step_of
 from moe_lab.methods.training_arguments import ADAM, TrainerConfig
 from moe_lab.models.adapters import load_adapter, save_adapter
+from moe_lab.models.auto_class import auto_class
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.source import NO_CODE
 from moe_lab.results.atomic import json_line, write_atomically, writing
@@ -144,11 +147,33 @@ def fit(
     if 0 < done < steps and settings.process_index == 0:
         print_message(f"{folder.name}: training, continuing at step {done:,} of {steps:,}")
     try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with _one_wandb_run(settings, folder):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         if log.progress is not None:
             log.progress.close()
     return trainer
+
+
+@contextmanager
+def _one_wandb_run(settings: TrainingArguments, folder: Path) -> Iterator[None]:
+    """Inside the context, a training that reports to W&B is a run of its own.
+
+    Its files are in the training's folder, unless WANDB_DIR is set.
+    """
+    if "wandb" not in settings.report_to or settings.process_index > 0:
+        yield
+        return
+    import wandb
+
+    # as transformers' callback calls it, but for the folder
+    run = wandb.init(
+        project=os.getenv("WANDB_PROJECT", "huggingface"),
+        name=settings.run_name,
+        dir=os.getenv("WANDB_DIR", folder),
+    )
+    with run:
+        yield
 
 
 def settings_of(
@@ -350,4 +375,7 @@ class MoeTrainer(Trainer):
 
 def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:
     """The model of a training's checkpoint, in the dtype of the trained weights."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **NO_CODE, **options)
+    config = AutoConfig.from_pretrained(folder, **NO_CODE)
+    return auto_class(config).from_pretrained(
+        folder, config=config, dtype="auto", **NO_CODE, **options
+    )

@@ -52,7 +52,7 @@ def peak_bytes(
         checkpointing: whether layers are computed again in the backward pass.
 
     Activations are missing for a family whose own code reads values of tensors (DBRX, JetMoE,
-    LongCat-Flash).
+    LongCat-Flash, Step-3.7).
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = bytes_of(trained)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, reading
+from moe_lab.models.auto_class import auto_class
 from moe_lab.models.hub import ADAPTER
 
 ADAPTER_TENSORS = "adapter_model.safetensors"
@@ -66,7 +67,7 @@ def check_fit(config: PreTrainedConfig, folder: Path, source: str) -> None:
         warnings.simplefilter("ignore")
         with safe_open(folder / ADAPTER_TENSORS, "pt") as stored:
             shapes = {name: stored.get_slice(name).get_shape() for name in stored.offset_keys()}
-        empty: Any = AutoModelForCausalLM.from_config(config)
+        empty: Any = auto_class(config).from_config(config)
         wrapped = get_peft_model(empty, PeftConfig.from_pretrained(folder), low_cpu_mem_usage=True)
         state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     expected = {name: list(tensor.shape) for name, tensor in state.items()}

@@ -4,7 +4,6 @@ transformers would initialize missing parameters at random, and leave out those 
 does not count.
 """
 
-import re
 from typing import Any
 
 import torch
@@ -12,20 +11,20 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from moe_lab.errors import ModelError, MoeLabError, RoutingError, first_line
+from moe_lab.models.text_part import OF_IMAGES, has_towers
 from moe_lab.routing import Router, Routing, find_routers, routed
 
-NO_TEXT = re.compile("vision|visual|image|audio|multi_modal_projector")
 DAMAGED = "It is damaged or belongs to another configuration: fetch or save it again."
 
 
 def check_complete(report: dict[str, Any], source: str, config: PreTrainedConfig) -> None:
     """Raise ModelError, naming a parameter, if transformers reports missing, misshapen or
     unexpected ones."""
-    is_part_of_larger = config.get_text_config() is not config
+    is_part_of_larger = has_towers(config)
     unexpected = []
     for name in report["unexpected_keys"]:
         # the parts of a larger model that read no text are left out
-        if not (is_part_of_larger and NO_TEXT.search(name)):
+        if not (is_part_of_larger and OF_IMAGES.search(name)):
             unexpected.append(name)
     problems = {
         "lacks parameters of the model": report["missing_keys"],

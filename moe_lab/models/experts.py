@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
 from moe_lab.errors import ConfigError
+from moe_lab.models.auto_class import experts_option
 from moe_lab.models.transformers_internals import experts_of
 
 NAME = "weights_first"
@@ -84,7 +85,7 @@ def avoid_grouped_products(model: Any, given: str | None = None) -> None:
 
     Raises ConfigError if `given` is one that refuses them.
     """
-    if experts_of(model.config) not in GROUPED:
+    if experts_of(model.config.get_text_config()) not in GROUPED:
         return
     width = _refused_width(model)
     if width is None:
@@ -95,7 +96,7 @@ def avoid_grouped_products(model: Any, given: str | None = None) -> None:
             f"and the experts have rows of {width} numbers in "
             f"{str(model.dtype).removeprefix('torch.')}. Leave it out."
         )
-    model.set_experts_implementation("eager")
+    model.set_experts_implementation(experts_option(model.config, "eager"))
 
 
 def _refused_width(model: Any) -> int | None:

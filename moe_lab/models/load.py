@@ -14,13 +14,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.distributed import DistributedConfig
 from transformers.quantizers.auto import AutoQuantizationConfig
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, first_line, reading
 from moe_lab.models.adapters import attached, check_fit, merged
+from moe_lab.models.auto_class import auto_class, experts_option
 from moe_lab.models.checks import (
     DAMAGED,
     check_complete,
@@ -42,8 +43,9 @@ from moe_lab.models.facts import (
     resolve_device,
 )
 from moe_lab.models.source import NO_CODE, adapter_folder, load_config, model_folder, model_source
+from moe_lab.models.text_part import freeze_towers
 from moe_lab.models.tokenizer import load_tokenizer
-from moe_lab.models.transformers_internals import attention_of, can_set_experts, reading_once
+from moe_lab.models.transformers_internals import attention_of, reading_once
 from moe_lab.routing import find_routers
 
 ELSEWHERE = ("subfolder", "tp_plan")
@@ -84,6 +86,7 @@ def load_model(
     loaded = _read_weights(model, folder, config, facts.dtype, place, options)
     avoid_grouped_products(loaded, model.experts_implementation)
     loaded = loaded.eval()
+    freeze_towers(loaded)
     if adapter is not None:
         with_layers = merged if model.merge_adapter else attached
         loaded = with_layers(loaded, adapter, str(model.peft))
@@ -122,7 +125,7 @@ def _check_generation_config(folder: Path) -> None:
 
 def _experts_implementation(
     model: ModelConfig, config: PreTrainedConfig, facts: ModelFacts, device: torch.device
-) -> str | None:
+) -> str | dict[str, str] | None:
     """The implementation of experts to load the model with; None: transformers' default.
 
     Raises ConfigError for `model.experts_implementation` of a family with a single one.
@@ -130,16 +133,17 @@ def _experts_implementation(
     given = model.experts_implementation
     if not facts.moe_layers:
         return None
-    if not can_set_experts(config):
+    option = experts_option(config, given or WEIGHTS_FIRST)
+    if option is None:
         if given:
             raise ConfigError(
                 f"model.experts_implementation: {facts.family} computes its experts in one way "
                 "only. Leave it out."
             )
         return None
-    if given:
-        return given
-    return WEIGHTS_FIRST if device.type == "cpu" else None
+    if given or device.type == "cpu":
+        return option
+    return None
 
 
 def _read_weights(
@@ -159,7 +163,7 @@ def _read_weights(
     source = model_source(model)
     try:
         with reading_once() if device.type == "cpu" else nullcontext():
-            loaded, report = AutoModelForCausalLM.from_pretrained(
+            loaded, report = auto_class(config).from_pretrained(
                 folder,
                 config=config,
                 dtype=getattr(torch, dtype),

@@ -42,6 +42,18 @@ def expected_flags(config: Any) -> Iterator[None]:
             setattr(part, name, value)
 
 
+def set_use_cache(config: Any, value: bool | None) -> None:
+    """Set `use_cache` of a configuration, which transformers' Trainer turns off.
+
+    None: remove it. Image-and-text models have it in their text configuration alone, where the
+    Trainer does not look.
+    """
+    if value is not None:
+        config.use_cache = value
+    elif hasattr(config, "use_cache"):
+        del config.use_cache
+
+
 def _parts(config: Any) -> list[Any]:
     """The configuration, and that of its text model if it is another one."""
     text = config.get_text_config(decoder=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 import moe_lab.models.designs  # noqa: F401 - registers this package's models with AutoConfig
@@ -17,6 +16,7 @@ from moe_lab.config.library_logs import hide_kernel_messages
 from moe_lab.config.paths import user_path
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, reading
+from moe_lab.models.auto_class import check_class
 from moe_lab.models.hub import ADAPTER, commit_of, explain, fetch, files_of, is_offline
 from moe_lab.models.identity import SMALL, is_index, known_weights, weight_files
 from moe_lab.models.output_flags import reset_flags
@@ -92,15 +92,10 @@ def check_has_weights(model: ModelConfig, *, offline: bool) -> None:
 def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     """The model's configuration, with `experts_per_token` applied.
 
-    Raises ModelError if there is none, or if it is not that of a causal language model.
+    Raises ModelError if there is none, or if it is that of a model that does not run.
     """
     config = read_config(model, offline=offline)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(
-            f"{model_source(model)} has the model type {config.model_type}, which is no causal "
-            "language model of transformers (AutoModelForCausalLM does not take "
-            "it).\ndocs/models.md says which models run."
-        )
+    check_class(config, model_source(model))
     if model.experts_per_token is not None:
         set_experts_per_token(config, model.experts_per_token)
     return config

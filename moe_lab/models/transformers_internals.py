@@ -151,11 +151,14 @@ def keeps_states(model: Any) -> bool:
     return bool(getattr(model, "_is_stateful", False))
 
 
-def can_set_experts(config: Any) -> bool:
-    """Whether models of this configuration have several experts implementations."""
-    from transformers import AutoModelForCausalLM
+def class_of(auto_class: Any, config: Any) -> Any:
+    """The model class that an Auto class has for this configuration."""
+    return auto_class._model_mapping[type(config)]
 
-    return AutoModelForCausalLM._model_mapping[type(config)]._can_set_experts_implementation()
+
+def can_set_experts(model_class: Any) -> bool:
+    """Whether models of this class have several experts implementations."""
+    return model_class._can_set_experts_implementation()
 
 
 @contextmanager

@@ -124,6 +124,10 @@ class Family:
     module."""
     block: str | None = None
     """Class name of the MoE block, if routers of this class also have other uses."""
+    within: str | None = None
+    """Name of the module around routers of text, if routers of this class also read images."""
+    image_text: tuple[str, ...] = ()
+    """`model_type`s of the image-and-text models that run with this text model."""
     fixed: Callable[[Any], str | None] = lambda config: None
     """Configuration -> why no policy may read or change the routing of single tokens; None where
     one may."""
@@ -199,7 +203,7 @@ FAMILIES = (
     Family("AFMoE (Trinity)", "afmoe", "AfmoeTokenChoiceRouter", rules.sigmoid(eps=1e-20, scale="route_scale"),
            layers_after("num_dense_layers"), bias="expert_bias"),
     Family("Aria", "aria_text", "AriaTextTopKRouter", rules.softmax_of_chosen(), experts="moe_num_experts",
-           top_k="moe_topk", module="aria"),
+           top_k="moe_topk", module="aria", image_text=("aria",)),
     _v3("Bailing (Ling, hybrid)", "bailing_hybrid", "BailingHybridTopkRouter", experts="num_experts"),
     Family("Beam", "beam", "BeamTopKRouter", rules.sigmoid(eps=1e-20), listed_layers, bias=_BIAS),
     Family("Cohere2-MoE", "cohere2_moe", "Cohere2MoeTopKRouter", rules.COHERE, listed_layers),
@@ -209,12 +213,16 @@ FAMILIES = (
            experts="n_routed_experts", module="moe_lab.models.designs.deepseek"),
     Family("DeepSeek-V2", "deepseek_v2", "DeepseekV2TopkRouter", rules.DEEPSEEK_V2,
            layers_after("first_k_dense_replace"), experts="n_routed_experts"),
-    _v3("DeepSeek-V3", "deepseek_v3", "DeepseekV3TopkRouter", moe_layers=layers_after("first_k_dense_replace")),
+    _v3("DeepSeek-V3", "deepseek_v3", "DeepseekV3TopkRouter", moe_layers=layers_after("first_k_dense_replace"),
+        image_text=("kimi_k25",)),
     _v3("DeepSeek-V3.2", "deepseek_v32", "DeepseekV32TopkRouter"),
     _v3("dots.llm1", "dots1", "Dots1TopkRouter", moe_layers=layers_after("first_k_dense_replace")),
     _v3("dots3-note", "dots3_note_text", "Dots3NoteTextTopkRouter", module="dots3_note"),
     Family("ERNIE-4.5-MoE", "ernie4_5_moe", "Ernie4_5_MoeTopKRouter", rules.ERNIE, ernie_layers,
            bias="moe_statics.e_score_correction_bias"),
+    Family("ERNIE-4.5-VL-MoE", "ernie4_5_vl_moe_text", "Ernie4_5_VLMoeMoeTopKRouter", rules.ERNIE, listed_layers,
+           bias="moe_statics.e_score_correction_bias", module="ernie4_5_vl_moe", within="text_moe",
+           image_text=("ernie4_5_vl_moe",)),
     _v3("EXAONE-MoE", "exaone_moe", "ExaoneMoeTopkRouter", experts="num_experts"),
     Family("FlexOlmo", "flex_olmo", "FlexOlmoTopKRouter", rules.softmax()),
     Family("Flint", "flint", "FlintTopKRouter", rules.sigmoid(), sparse_step),
@@ -222,8 +230,11 @@ FAMILIES = (
            top_k="top_k_experts", module="gemma4"),
     _v3("GLM-4-MoE", "glm4_moe", "Glm4MoeTopkRouter", moe_layers=layers_after("first_k_dense_replace")),
     _v3("GLM-4-MoE-Lite", "glm4_moe_lite", "Glm4MoeLiteTopkRouter"),
+    _v3("GLM-4.5V", "glm4v_moe_text", "Glm4vMoeTextTopkRouter", moe_layers=layers_after("first_k_dense_replace"),
+        module="glm4v_moe", image_text=("glm4v_moe",)),
+    _v3("GLM-5-Next", "glm5_next_text", "Glm5NextTextTopkRouter", module="glm5_next", image_text=("glm5_next",)),
     _v3("GLM-MoE-DSA (GLM-5)", "glm_moe_dsa", "GlmMoeDsaTopkRouter"),
-    _granite("GPT-OSS", "gpt_oss", "GptOssTopKRouter"),
+    _granite("GPT-OSS", "gpt_oss", "GptOssTopKRouter", image_text=("internvl",)),
     _granite("Granite-MoE", "granitemoe", "GraniteMoeTopKRouter"),
     _granite("Granite-MoE-Hybrid (Granite-4)", "granitemoehybrid", "GraniteMoeHybridTopKRouter",
              moe_layers=layers_if("num_local_experts")),
@@ -232,8 +243,10 @@ FAMILIES = (
     Family("Hunyuan 3", "hy_v3", "HYV3TopKRouter", rules.sigmoid(eps=1e-20, scale="router_scaling_factor"),
            listed_layers, bias=_BIAS),
     _v3("Hunyuan 4", "hy_v4", "HYV4TopkRouter"),
+    _v3("Hunyuan 4 VL", "hy_v4_vl_text", "HYV4VLTopkRouter", module="hy_v4_vl", image_text=("hy_v4_vl",)),
     Family("Hunyuan-MoE", "hunyuan_v1_moe", "HunYuanMoEV1Gate", rules.softmax(renormalize=True), top_k="moe_topk"),
-    _v3("Inkling-2", "inkling2_text", "Inkling2TopKRouter", moe_layers=every_layer, module="inkling2"),
+    _v3("Inkling-2", "inkling2_text", "Inkling2TopKRouter", moe_layers=every_layer, module="inkling2",
+        image_text=("inkling2",)),
     Family("Jamba", "jamba", "JambaTopKRouter", rules.softmax(renormalize=False),
            lambda config: sum(count > 1 for count in config.layers_num_experts)),
     _granite("JetMoE", "jetmoe", "JetMoeTopKGating", seam=rules.jetmoe, block="JetMoeMoE", fixed_top_k=True),
@@ -254,21 +267,33 @@ FAMILIES = (
     Family("MiniMax-M2", "minimax_m2", "MiniMaxM2TopKRouter", rules.sigmoid(), experts="num_local_experts",
            bias=_BIAS),
     Family("MiniMax-M3", "minimax_m3_vl_text", "MiniMaxM3VLTopKRouter", rules.sigmoid(), listed_layers,
-           experts="num_local_experts", bias=_BIAS, module="minimax_m3_vl"),
+           experts="num_local_experts", bias=_BIAS, module="minimax_m3_vl", image_text=("minimax_m3_vl",)),
+    Family("Mistral 4", "mistral4", "Mistral4TopkRouter", rules.MISTRAL, layers_after("first_k_dense_replace"),
+           experts="n_routed_experts", image_text=("mistral3", "mistral4")),
+    Family("Mistral Large 4", "mistral_large4_text", "MistralLarge4TextTopkRouter", rules.MISTRAL, listed_layers,
+           experts="n_routed_experts", module="mistral_large4", image_text=("mistral_large4",)),
     Family("Mixtral", "mixtral", "MixtralTopKRouter", rules.softmax(renormalize=True, cast=False),
            experts="num_local_experts"),
     _DESIGN,
-    _v3("Nemotron-H", "nemotron_h", "NemotronHTopkRouter", moe_layers=marked_layers("layers_block_type", "moe")),
+    Family("Muse-Spark", "muse_spark_text", "MuseSparkTopkRouter",
+           rules.sigmoid(eps=1e-15, scale="routed_scaling_factor"), listed_layers, experts="num_local_experts",
+           bias=_BIAS, module="muse_spark", image_text=("muse_spark",)),
+    _v3("Nemotron-H", "nemotron_h", "NemotronHTopkRouter", moe_layers=marked_layers("layers_block_type", "moe"),
+        image_text=("nemotron_h_omni",)),
     Family("OLMoE", "olmoe", "OlmoeTopKRouter", rules.softmax()),
     Family("Phi-MoE", "phimoe", "PhimoeTopKRouter", rules.SPARSE_MIXER, experts="num_local_experts",
            fixed_top_k=True),
     Family("Qwen2-MoE", "qwen2_moe", "Qwen2MoeTopKRouter", rules.softmax(), sparse_step),
-    Family("Qwen3-MoE", "qwen3_moe", "Qwen3MoeTopKRouter", rules.softmax(), sparse_step),
+    Family("Qwen3-MoE", "qwen3_moe", "Qwen3MoeTopKRouter", rules.softmax(), sparse_step, image_text=("internvl",)),
+    Family("Qwen3-VL-MoE", "qwen3_vl_moe_text", "Qwen3VLMoeTextTopKRouter", rules.softmax(renormalize=True),
+           sparse_step, module="qwen3_vl_moe", image_text=("qwen3_vl_moe",)),
     Family("Qwen3-Next", "qwen3_next", "Qwen3NextTopKRouter", rules.softmax(), sparse_step),
     Family("Qwen3.5-MoE", "qwen3_5_moe_text", "Qwen3_5MoeTopKRouter", rules.softmax(renormalize=True),
            module="qwen3_5_moe"),
     Family("Qwen4-Exp", "qwen4_exp_text", "Qwen4ExpTextTopKRouter", rules.softmax(), module="qwen4_exp"),
     _v3("Solar-Open", "solar_open", "SolarOpenTopkRouter", moe_layers=every_layer),
+    Family("Step-3.7", "step3p5", "Step3p7TopKRouter", rules.sigmoid(), listed_layers, experts="n_routed_experts",
+           bias=_BIAS, module="step3p7", image_text=("step3p7",)),
 )
 # fmt: on
 
@@ -285,8 +310,26 @@ UNSUPPORTED = {
 }
 """Models of transformers whose experts no policy can change, by `model_type`, with the reason."""
 
+REFUSED_IMAGE_TEXT = {
+    "deepseek_ocr2": "it transcribes images, and was not trained to answer texts",
+    "diffusion_gemma": "it writes the tokens of a block together, so a text has no log-likelihood",
+    "inkling2_loop": "some of its layers run several times for a token, and route it anew each time",
+    "inkling_mm_model": "the routers of its text model cannot be changed (`inkling_text`)",
+    "unlimited_ocr": "it transcribes images, and was not trained to answer texts",
+}
+"""Image-and-text models of transformers that cannot be asked with text, by `model_type`, with the
+reason."""
+
 _BY_CLASS = {family.router_class: family for family in (*FAMILIES, _BIASED_DESIGN)}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
+
+
+def image_text_types() -> list[str]:
+    """The `model_type`s of all image-and-text models that run, in order."""
+    names: set[str] = set()
+    for family in FAMILIES:
+        names.update(family.image_text)
+    return sorted(names)
 
 
 def supported() -> list[str]:

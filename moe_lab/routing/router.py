@@ -70,5 +70,7 @@ def find_routers(model: nn.Module) -> list[Router]:
         # a router's class may also have other uses
         if family.block is not None and family.block != type(block).__name__:
             continue
+        if family.within is not None and family.within not in name.split("."):
+            continue
         routers.append(Router(len(routers), name, module, family, block))
     return routers

@@ -247,6 +247,30 @@ DEEPSEEK_V2 = Rule(
 )
 
 
+def _mistral_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
+    """[T, K]: the softmax over all in the logits' dtype, renormalized and scaled."""
+    weights_TK = logits_TE.softmax(dim=-1).gather(-1, index_TK)
+    if getattr(router, "norm_topk_prob", True):
+        weights_TK = weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + 1e-20)
+    return weights_TK * router.routed_scaling_factor
+
+
+def _groups_by_two_probabilities(router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
+    """Within the groups whose two most probable experts have the largest sums of probabilities."""
+    probs_TE = scores_TE.softmax(dim=-1)
+    best_TG = _by_group(router, probs_TE).topk(2, dim=-1).values.sum(dim=-1)
+    return _top_k_of_groups(router, scores_TE, best_TG, k)
+
+
+MISTRAL = Rule(
+    LOGITS,
+    _logits,
+    _mistral_weights,
+    "softmax over all, gathered, renormalized, scaled",
+    _groups_by_two_probabilities,
+)
+
+
 def _softmax_scores(router: nn.Module, logits_TE: Tensor) -> Tensor:
     """`Rule.scores` of routers that choose by probabilities plus a bias."""
     return torch.softmax(logits_TE, dim=-1, dtype=torch.float32)

@@ -66,9 +66,10 @@ MODELS = {
     "olmoe, dynamic": ("olmoe", DYNAMIC, LIMIT),
     "qwen3_next, longrope": ("qwen3_next", LONGROPE | _HALF, 512),
     "qwen3_next, dynamic": ("qwen3_next", DYNAMIC, LIMIT),
+    "qwen3_vl_moe, dynamic": ("qwen3_vl_moe_text", DYNAMIC | {"mrope_section": [2, 1, 1]}, LIMIT),
 }
 """Two models with a KV cache that keep their keys, Phi's, which reads a text again,
-and one with recurrent states."""
+one with recurrent states, and one with positions of three axes."""
 TEXTS = [
     "x" * 20,
     "b",
@@ -105,13 +106,13 @@ def settled(name, length):
     size = kept_size(name)
     theta = rope["rope_theta"] * growth ** (size / (size - 2))
     return reference.in_float64(
-        rope_model(family, {"rope_type": "default", "rope_theta": theta}, longest)
+        rope_model(family, rope | {"rope_type": "default", "rope_theta": theta}, longest)
     )
 
 
 def kept_size(name):
     """Numbers of a head that are rotated."""
-    return 2 * model_of(name).model.rotary_emb.inv_freq.numel()
+    return 2 * model_of(name).get_decoder().rotary_emb.inv_freq.numel()
 
 
 def lm_of(model, **options):

@@ -17,8 +17,8 @@ from moe_lab.routing.families import family_of_type
 from moe_lab.routing.rules import LOGITS
 from tests.support import roe_reference as reference
 from tests.support.ensembles import answered
-from tests.support.families import ZOO
-from tests.support.models import make_tokenizer, small_model
+from tests.support.families import PUBLISHED, ZOO
+from tests.support.models import make_tokenizer, small_model, text_type
 from tests.support.tiers import FAST, by_family, first_fast
 
 TOKENIZER = make_tokenizer()
@@ -59,8 +59,8 @@ What samples keep of their own depends on nothing else.
 
 
 def of_all_families(setting: Any) -> list[Any]:
-    """(setting, family) for all families."""
-    return [with_family(setting, family) for family in by_family(sorted(ZOO))]
+    """(setting, family) for all families, and for image-and-text models as they are published."""
+    return [with_family(setting, family) for family in by_family([*sorted(ZOO), *PUBLISHED])]
 
 
 def of_some_families(setting: Any, more_families: Iterable[str] = ()) -> list[Any]:
@@ -144,7 +144,7 @@ def temperatures_of(model_type: str) -> list[float]:
     """Noise in all MoE layers but the first (where there are several)."""
     layers = len(find_routers(small_model(model_type)))
     temperature = 0.2
-    if family_of_type(model_type).rule.noise == LOGITS:
+    if family_of_type(text_type(model_type)).rule.noise == LOGITS:
         temperature = 1.0
     if layers == 1:
         return [temperature]

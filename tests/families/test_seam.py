@@ -12,15 +12,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
 from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
 
 import moe_lab.models.experts  # noqa: F401 - registers weights_first
 from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.errors import ConfigError
 from moe_lab.models import experts as weights_first
+from moe_lab.models.auto_class import auto_class, experts_option
 from moe_lab.models.experts import MAX_TOKENS_PER_EXPERT, weights_first_experts_forward
 from moe_lab.models.source import set_experts_per_token
+from moe_lab.models.transformers_internals import experts_of as experts_of_config
 from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, routed
 from moe_lab.routing import families as table
 from moe_lab.routing.families import FAMILIES, UNSUPPORTED, Family, every_layer, family_of_type
@@ -76,7 +77,7 @@ def test_every_family_has_a_small_model():
 
 @families
 def test_what_the_configuration_says_is_what_the_model_has(model_type):
-    config = small_config(model_type)
+    config = small_config(model_type).get_text_config()
     family = family_of_type(model_type)
     with record(small_model(model_type)) as routes:
         logits(small_model(model_type))
@@ -108,7 +109,7 @@ def test_policies_that_change_nothing_change_no_bit(model_type):
         ways = list(EXPERTS[-1:])  # hooks end before experts are computed
     for experts in ways:
         if experts:
-            model.set_experts_implementation(experts)
+            model.set_experts_implementation(experts_option(model.config, experts))
         clean = logits(model)
         fired = Fired()
         with routed(model, fired):
@@ -123,7 +124,7 @@ def test_policies_that_change_nothing_change_no_bit(model_type):
         with routed(model, copied_routing):
             assert torch.equal(logits(model), clean)
     if model_type not in ONE_WAY:
-        model.set_experts_implementation("grouped_mm")
+        model.set_experts_implementation(experts_option(model.config, "grouped_mm"))
     assert left_behind(model) == before
 
 
@@ -181,7 +182,7 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
             arguments = (routing.logits_TE[token].tolist(), noise[token].tolist(), temperature)
             count = routing.index_TK.shape[-1]
             chosen, weights = slow_routing.route(
-                spec, model.config, module, block, *arguments, count
+                spec, model.config.get_text_config(), module, block, *arguments, count
             )
             actual = dict(
                 zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True)
@@ -228,7 +229,7 @@ def test_another_number_of_experts_per_token_is_had_or_refused(model_type):
         except ConfigError:
             assert family_of_type(model_type).fixed_top_k
             continue
-        model = AutoModelForCausalLM.from_config(config).eval()
+        model = auto_class(config).from_config(config).eval()
         with record(model) as routes:
             logits(model)
         assert {index.shape[-1] for index in routes.indices} == {count}
@@ -261,6 +262,7 @@ def row(family) -> str:
         "yes" if has_shared_experts else "",
         "all" if family.moe_layers is every_layer else "as configured",
         "KV cache" if runs_on_kv_cache(model) else "recurrent",
+        ", ".join(f"`{model_type}`" for model_type in family.image_text),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -321,10 +323,6 @@ def test_one_row_makes_a_family_known(monkeypatch):
             assert not torch.equal(model(IDS).logits, plain)
 
 
-OWN_FORWARD = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
-"""Families whose experts know no implementation but their own."""
-
-
 def experts_of(model):
     return next((module for module in model.modules() if hasattr(module, "is_transposed")), None)
 
@@ -341,11 +339,11 @@ def inputs(experts, tokens, dtype=torch.float32):
 
 
 def eager(model, experts, arguments):
-    before = model.config._experts_implementation
-    model.set_experts_implementation("eager")
+    before = experts_of_config(model.config.get_text_config())
+    model.set_experts_implementation(experts_option(model.config, "eager"))
     with torch.inference_mode():
         output = experts(*arguments)
-    model.set_experts_implementation(before)
+    model.set_experts_implementation(experts_option(model.config, before))
     return output
 
 
@@ -353,7 +351,7 @@ def eager(model, experts, arguments):
 def test_equals_the_plain_loop(family):
     model = small_model(family)
     experts = experts_of(model)
-    assert (experts is None) == (family in OWN_FORWARD)
+    assert (experts is None) == (family in ONE_WAY)
     for tokens in (
         (1, 2, 5, 8 * MAX_TOKENS_PER_EXPERT // 2, 8 * MAX_TOKENS_PER_EXPERT) if experts else ()
     ):

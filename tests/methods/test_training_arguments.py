@@ -323,6 +323,27 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
+def test_each_training_is_a_run_of_wandb_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        train(deepcopy(small_model("olmoe")), tmp_path / name, count=4, trainer=REPORT)
+        assert len(list((tmp_path / name).glob("wandb/offline-run-*"))) == 1
+    assert not (tmp_path / "wandb").exists()
+
+
+@pytest.mark.slow
+def test_a_stored_training_says_that_it_uploads_nothing(tmp_path, capsys):
+    command = ["method=finetune-freeze", "method.max_steps=2", "method.dataset_size=8"]
+    command += ["method.epochs=1", "task=toy_choice", "limit=2", f"output_dir={tmp_path}"]
+    assert run_command(capsys, *command).code == 0
+    ended = run_command(capsys, *command, "rerun=true", "method.trainer.push_to_hub=true")
+    assert ended.code == 0
+    assert "push_to_hub uploads nothing. hf upload <id> " in ended.err
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_training_is_that_of_the_plain_trainer(name, tmp_path):
     given = RECIPES[name]

@@ -81,7 +81,7 @@ def test_a_wrong_adapter_is_refused_without_weights(
     none = SimpleNamespace(
         from_pretrained=lambda *args, **keys: pytest.fail("the weights are loaded")
     )
-    monkeypatch.setattr(load, "AutoModelForCausalLM", none)
+    monkeypatch.setattr(load, "auto_class", lambda config: none)
     with pytest.raises(ModelError, match=message):
         loaded(tiny_olmoe_dir, adapter)
 

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from transformers import AriaConfig, AutoModelForCausalLM, AutoTokenizer, modeling_utils
+from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_utils
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.config.validators import build
@@ -360,14 +360,6 @@ def test_free_removes_reference_cycles_also_before_a_model_was_loaded():
     del node
     ModelPool().free()
     assert seen() is None
-
-
-def test_a_model_of_images_is_refused(tmp_path):
-    AriaConfig().save_pretrained(tmp_path)
-    with pytest.raises(
-        ModelError, match=r"aria, which is no causal language model(.|\n)*docs/models\.md"
-    ):
-        load_config(ModelConfig(path=str(tmp_path)), offline=True)
 
 
 def test_the_native_deepseek_moe_is_taken(tmp_path):

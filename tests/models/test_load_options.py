@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
@@ -63,13 +64,13 @@ def load(**keys: Any) -> Any:
 
 def test_every_other_keyword_arrives(monkeypatch):
     seen: dict[str, Any] = {}
-    plain = load_module.AutoModelForCausalLM.from_pretrained
+    plain = AutoModelForCausalLM.from_pretrained
 
     def recorded(folder: Any, **options: Any) -> Any:
         seen.update(options)
         return plain(folder, **{key: options[key] for key in options if key not in taken})
 
-    monkeypatch.setattr(load_module.AutoModelForCausalLM, "from_pretrained", recorded)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", recorded)
     for name, value in VALUES.items():
         if name == "use_kernels":  # False is the default, and True needs a package
             continue

@@ -264,6 +264,12 @@ def test_a_wrong_cluster_or_parameter_is_refused(overrides, named, capsys, tmp_p
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize("launcher", ["none", "local"])
+def test_parameters_of_jobs_need_a_launcher_of_jobs(launcher):
+    with pytest.raises(ConfigError, match=f"no effect with launcher={launcher}"):
+        LauncherConfig(name=launcher, parameters={"num_cpus": 2})
+
+
 # Runs that are shared with other processes
 
 SEEDS = ("-m", "seed=0,1,2")

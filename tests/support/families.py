@@ -31,6 +31,9 @@ _LINEAR_HEADS |= dict(linear_key_head_dim=8, linear_value_head_dim=8)
 _LINEAR = _HYBRID | _LINEAR_HEADS | dict(head_dim=16)
 _SHARED = dict(shared_expert_intermediate_size=16)
 _ALTERNATING = dict(layer_types=["sliding_attention", "full_attention"] * 2)
+_ROPE = dict(rope_type="default", rope_theta=10000.0)
+_AXES: dict[str, Any] = dict(rope_parameters=_ROPE | dict(mrope_section=[2, 1, 1]))
+"""Positions of three axes: those of images and videos differ, those of text are equal."""
 _NONE_OF = dict.fromkeys(
     COMMON.keys() - {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"}, ...
 )
@@ -46,6 +49,7 @@ _GRANITE_MAMBA = dict(
 )
 _JAMBA_ATTENTION = dict(attn_layer_period=2, attn_layer_offset=1)
 _JAMBA_EXPERTS = dict(expert_layer_period=2, expert_layer_offset=1)
+_LLAMA4_SIZES = ("vision_output_dim", "projector_input_dim", "projector_output_dim")
 _LONGCAT = dict(num_layers=2, moe_topk=2, expert_ffn_hidden_size=24, ffn_hidden_size=48)
 _MINIMAX_SIZES = dict(dense_intermediate_size=48, shared_intermediate_size=24)
 _NEMOTRON_LAYERS = dict(layers_block_type=["linear_attention", "moe", "full_attention", "moe"])
@@ -154,11 +158,157 @@ ZOO: dict[str, dict[str, Any]] = {
     | _QWEN4_INDEXER
     | _QWEN4_NGRAMS
     | dict(hc_lowrank=8, hc_count=2),
+    "qwen3_vl_moe_text": _HEADS | _AXES | dict(decoder_sparse_step=1, mlp_only_layers=[1]),
+    "ernie4_5_vl_moe_text": _DENSE_FIRST
+    | dict(
+        rope_parameters=_ROPE | dict(mrope_section=[1, 1, 2]),
+        moe_k=2,
+        moe_num_experts=8,
+        moe_num_shared_experts=1,
+        moe_intermediate_size=[24, 16],
+        num_experts=...,
+        num_experts_per_tok=...,
+    ),
+    "glm4v_moe_text": _GROUPS
+    | _DENSE_FIRST_K
+    | dict(
+        head_dim=16,
+        rope_parameters=_ROPE | dict(mrope_section=[2, 1, 1], partial_rotary_factor=0.5),
+    ),
+    "glm5_next_text": _LATENT
+    | _GROUPS
+    | _DENSE_FIRST
+    | _INDEXER
+    | dict(
+        qk_nope_head_dim=8,
+        v_head_dim=12,
+        layer_types=["linear_attention", "indexed_attention"] * 2,
+        linear_head_dim=8,
+        linear_num_heads=4,
+        index_kpool=2,
+    ),
+    "hy_v4_vl_text": _MLA | _DENSE_FIRST | _INDEXER | _AXES,
+    "mistral4": _MLA | _GROUPS | _DENSE_FIRST_K,
+    "mistral_large4_text": _MLA | _GROUPS | _DENSE_FIRST | _INDEXER,
+    "muse_spark_text": _WINDOW | _HEADS | _DENSE_FIRST | _ALTERNATING | dict(moe_hidden_size=24),
+    "step3p5": _WINDOW
+    | _HEADS
+    | _DENSE_FIRST
+    | _ALTERNATING
+    | dict(share_expert_dim=16, num_sliding_attention_heads=2),
     "solar_open": _GROUPS | _HEADS | dict(n_shared_experts=1, norm_topk_prob=True),
 }
 """`model_type` -> settings of its small configuration besides `COMMON`; `...` removes a key."""
 
-ONE_WAY = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
+IMAGE_TOKENS = dict.fromkeys(
+    (
+        "image_token_id",
+        "image_token_index",
+        "video_token_id",
+        "video_token_index",
+        "vision_start_token_id",
+        "vision_end_token_id",
+    ),
+    VOCAB - 1,
+)
+_VISION = dict(depth=2, hidden_size=16, intermediate_size=24, num_heads=2, patch_size=4)
+_VISION |= dict(image_size=8)
+_VISION |= dict(out_hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+
+_INTERNVL = _VISION | dict(image_size=[8, 8], patch_size=[4, 4])
+
+IMAGE_TEXT: dict[str, dict[str, Any]] = {
+    "aria": dict(text="aria_text", vision=_VISION | dict(model_type="idefics3_vision")),
+    "ernie4_5_vl_moe": dict(text="ernie4_5_vl_moe_text", vision=_VISION),
+    "glm4v_moe": dict(text="glm4v_moe_text", vision=_VISION),
+    "glm5_next": dict(
+        text="glm5_next_text", vision=_VISION | dict(projection_intermediate_size=24)
+    ),
+    "hy_v4_vl": dict(
+        text="hy_v4_vl_text", vision=_VISION | dict(num_key_value_heads=2, max_image_size=32)
+    ),
+    "inkling2": dict(
+        text="inkling2_text", vision=_VISION | dict(text_hidden_size=32, projection_hidden_dim=24)
+    ),
+    "internvl": dict(text="qwen3_moe", vision=_INTERNVL),
+    "internvl, gpt_oss": dict(text="gpt_oss", vision=_INTERNVL, type="internvl"),
+    "kimi_k25": dict(text="deepseek_v3", vision=_VISION, more=dict(projection_hidden_size=16)),
+    "minimax_m3_vl": dict(
+        text="minimax_m3_vl_text",
+        vision=_VISION,
+        more=dict(projector_hidden_size=24, merged_hidden_size=128),
+    ),
+    "mistral3": dict(text="mistral4", vision=_VISION | dict(model_type="pixtral", head_dim=8)),
+    "mistral_large4": dict(
+        text="mistral_large4_text", vision=_VISION | dict(model_type="pixtral", head_dim=8)
+    ),
+    "muse_spark": dict(
+        text="muse_spark_text",
+        vision=_VISION,
+        more=dict(
+            out_hidden_size=24,
+            projector_hidden_size=24,
+            audio_config=dict(
+                patch_sizes=[2, 2],
+                hidden_sizes=[8, 8],
+                depths=[1, 1],
+                num_hidden_layers=2,
+                out_hidden_size=32,
+            ),
+        ),
+    ),
+    "nemotron_h_omni": dict(
+        text="nemotron_h",
+        vision=_VISION | dict(model_type="radio", max_img_size=16, video_temporal_patch_size=2),
+        more=dict(projector_hidden_size=24, vision_hidden_size=16, audio_config=None),
+    ),
+    "step3p7": dict(text="step3p5", vision=_VISION | dict(image_size=8)),
+    "qwen3_vl_moe": dict(
+        text="qwen3_vl_moe_text",
+        vision=_VISION | dict(num_position_embeddings=16, deepstack_visual_indexes=[0]),
+    ),
+}
+"""`model_type` of an image-and-text model -> the `model_type` of its text model, the settings of
+its vision tower, and `more` settings of its own.
+
+A type with several text models is there once for each, as `type` says."""
+
+TEXT_ONLY: dict[str, dict[str, Any]] = {
+    "dots3_note": dict(
+        text="dots3_note_text",
+        vision=_VISION | dict(mlp_layer_types=["dense"] * 2, adapter_in_dim=16, adapter_out_dim=32),
+        more=dict(
+            audio_config=_VISION
+            | dict(feature_size=8, downsample_hidden_size=8, adapter_input_size=16)
+            | dict(adapter_out_dim=32)
+        ),
+    ),
+    "gemma4": dict(
+        text="gemma4_text",
+        vision=_VISION | dict(head_dim=8, num_key_value_heads=2, position_embedding_size=16),
+    ),
+    "llama4": dict(
+        text="llama4_text",
+        vision=_VISION | dict.fromkeys(_LLAMA4_SIZES, 16),
+    ),
+    "qwen3_5_moe": dict(text="qwen3_5_moe_text", vision=_VISION | dict(num_position_embeddings=16)),
+    "qwen4_exp": dict(text="qwen4_exp_text", vision=_VISION | dict(num_position_embeddings=16)),
+}
+"""Image-and-text models that `AutoModelForCausalLM` takes, as in `IMAGE_TEXT`."""
+
+PUBLISHED = (
+    "aria",
+    "inkling2",
+    "internvl",
+    "internvl, gpt_oss",
+    "kimi_k25",
+    "minimax_m3_vl",
+    "mistral3",
+    "nemotron_h_omni",
+)
+"""Image-and-text models whose text model runs alone, too, and is in `ZOO`."""
+
+ONE_WAY = {"dbrx", "jetmoe", "llama4_text", "longcat_flash", "step3p5"}
 """Families whose experts transformers computes in one way only."""
 ON_KV_CACHE = (
     "olmoe",

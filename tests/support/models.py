@@ -10,7 +10,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.families import COMMON, KV_CACHE_VARIANTS, VOCAB, ZOO
+from tests.support.families import (
+    COMMON,
+    IMAGE_TEXT,
+    IMAGE_TOKENS,
+    KV_CACHE_VARIANTS,
+    TEXT_ONLY,
+    VOCAB,
+    ZOO,
+)
 
 FAMILIES = ("olmoe", "mixtral", "qwen2_moe")
 """MoE families of PLAIN for tests of the engine. qwen3_moe differs from mixtral in its attention
@@ -42,13 +50,32 @@ def make_model(family: str, seed: int = 0, **changes: Any) -> Any:
 
 @cache
 def small_config(family: str) -> Any:
-    """The small configuration of a supported family."""
-    return _config(family, _given(COMMON | ZOO[family]))
+    """The configuration of `small_model`."""
+    return _whole_config(family, _given(COMMON | ZOO[text_type(family)]))
 
 
 def small_model(family: str) -> Any:
-    """A model of a supported family. Every call returns the same object."""
-    return _built(family, json.dumps(_given(COMMON | ZOO[family])), 0)
+    """A model of a supported family, or of an image-and-text model of one, by `model_type`.
+
+    A family that transformers has no causal language model of is in its image-and-text model. Every
+    call returns the same object.
+    """
+    return _built(family, json.dumps(_given(COMMON | ZOO[text_type(family)])), 0)
+
+
+def text_type(model_type: str) -> str:
+    """The `model_type` of the text model of a model of `small_model`."""
+    if model_type in IMAGE_TEXT:
+        return IMAGE_TEXT[model_type]["text"]
+    return model_type
+
+
+def _image_text_of(family: str) -> str:
+    """The first image-and-text model with this text model, by `model_type`."""
+    for model_type, parts in IMAGE_TEXT.items():
+        if parts["text"] == family:
+            return model_type
+    raise KeyError(family)
 
 
 def kv_cache_model(family: str) -> Any:
@@ -67,12 +94,26 @@ def build(model_type: str, settings: dict[str, Any], seed: int = 0) -> Any:
 
 @cache
 def _built(model_type: str, settings: str, seed: int) -> Any:
+    from moe_lab.models.auto_class import auto_class
+
+    config = _whole_config(model_type, json.loads(settings))
+    return _random_model(auto_class(config), config, seed)
+
+
+def whole_model(model_type: str) -> Any:
+    """A small image-and-text model with all its parts, of a type in `TEXT_ONLY`."""
+    from transformers import AutoModelForImageTextToText
+
+    parts = TEXT_ONLY[model_type]
+    config = image_text_config(model_type, parts, _given(COMMON | ZOO[parts["text"]]))
+    return _random_model(AutoModelForImageTextToText, config, 0)
+
+
+def _random_model(auto_class: Any, config: Any, seed: int) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = _config(model_type, json.loads(settings))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = auto_class.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "bias" in name or "sinks" in name:
@@ -91,6 +132,37 @@ def _config(model_type: str, settings: dict[str, Any]) -> Any:
     import moe_lab.models.designs  # noqa: F401
 
     return CONFIG_MAPPING[model_type](**settings)
+
+
+def _whole_config(model_type: str, settings: dict[str, Any]) -> Any:
+    """The configuration of a model: of `model_type` itself, or of an image-and-text model around a
+    text model that transformers has no class for alone.
+
+    Args:
+        settings: of the text model.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    if model_type not in IMAGE_TEXT:
+        config = _config(model_type, settings)
+        runs_alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        if runs_alone or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+            return config
+        model_type = _image_text_of(model_type)
+    parts = IMAGE_TEXT[model_type]
+    return image_text_config(parts.get("type", model_type), parts, settings)
+
+
+def image_text_config(model_type: str, parts: dict[str, Any], settings: dict[str, Any]) -> Any:
+    """The configuration of an image-and-text model.
+
+    Args:
+        parts: as in `IMAGE_TEXT`.
+        settings: of the text model.
+    """
+    text_config = _config(parts["text"], settings)
+    whole = dict(text_config=text_config, vision_config=parts["vision"]) | IMAGE_TOKENS
+    return _config(model_type, whole | parts.get("more", {}))
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:

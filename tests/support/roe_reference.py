@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import torch
 
+from moe_lab.models.auto_class import experts_option
 from moe_lab.routing import document_key, gumbel
 from tests.support import slow_routing
 from tests.support.families import ONE_WAY
@@ -104,8 +105,9 @@ def generate(model64, prompt, n, temperatures, steps, seed=0, repeat=0, **switch
 def in_float64(model):
     """The model in float64, its experts in transformers' plain loop, if the family can."""
     double = copy.deepcopy(model)
-    if model.config.model_type != "inkling2_text":  # mixes float32 into everything
+    text_type = model.config.get_text_config().model_type
+    if text_type != "inkling2_text":  # mixes float32 into everything
         double = double.double()
-    if model.config.model_type not in ONE_WAY:
-        double.set_experts_implementation("eager")
+    if text_type not in ONE_WAY:
+        double.set_experts_implementation(experts_option(model.config, "eager"))
     return double

@@ -34,6 +34,8 @@ class Spec:
     scale: str | None = None
     """Attribute of the configuration."""
     groups: int | None = None
+    sums_probabilities: bool = False
+    """Whether groups are compared by probabilities, where experts are chosen by logits."""
     """How many of a group's best are summed; None: no groups."""
     logits_are_probabilities: bool = False
 
@@ -49,11 +51,14 @@ _GATE_BIAS = "gate.e_score_correction_bias"
 _DEEPSEEK_V3 = Spec(**_V3, bias=_GATE_BIAS, groups=2)
 _NORM_KEY = Spec(renormalize="norm_topk_prob")
 _CHOSEN = Spec("chosen")
+_ERNIE = Spec("softmax", "scores", "gate.moe_statics.e_score_correction_bias", True)
+_MISTRAL = dict(eps=1e-20, scale="routed_scaling_factor", groups=2, sums_probabilities=True)
 
 _SHARED = {
     (
         "axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 dots1 dots3_note_text exaone_moe "
-        "glm4_moe glm4_moe_lite glm_moe_dsa hy_v4 kimi_linear mimo_v2_flash nemotron_h solar_open"
+        "glm4_moe glm4_moe_lite glm4v_moe_text glm5_next_text glm_moe_dsa hy_v4 hy_v4_vl_text "
+        "kimi_linear mimo_v2_flash nemotron_h solar_open"
     ): _DEEPSEEK_V3,
     (
         "aria_text cohere2_moe gpt_oss granitemoe granitemoe_swa granitemoehybrid "
@@ -62,7 +67,9 @@ _SHARED = {
     (
         "deepseek flex_olmo mellum moe_design olmoe qwen2_moe qwen3_moe qwen3_next qwen4_exp_text"
     ): _NORM_KEY,
-    "dbrx hunyuan_v1_moe minimax mixtral qwen3_5_moe_text": Spec(renormalize=True),
+    "dbrx hunyuan_v1_moe minimax mixtral qwen3_5_moe_text qwen3_vl_moe_text": Spec(
+        renormalize=True
+    ),
 }
 """Names of several families -> the rule of all of them.
 
@@ -72,7 +79,8 @@ SPECS = {name: spec for names, spec in _SHARED.items() for name in names.split()
     "afmoe": Spec("sigmoid", "scores", "expert_bias", True, 1e-20, "route_scale"),
     "beam": Spec("sigmoid", "scores", _GATE_BIAS, "norm_topk_prob", 1e-20, groups=2),
     "deepseek_v2": Spec(scale="routed_scaling_factor", groups=1),
-    "ernie4_5_moe": Spec("softmax", "scores", "gate.moe_statics.e_score_correction_bias", True),
+    "ernie4_5_moe": _ERNIE,
+    "ernie4_5_vl_moe_text": _ERNIE,
     "flint": Spec("sigmoid", "scores", None, "norm_topk_prob"),
     "gemma4_text": Spec(renormalize=True, logits_are_probabilities=True),
     "hy_v3": Spec(
@@ -91,7 +99,11 @@ SPECS = {name: spec for names, spec in _SHARED.items() for name in names.split()
     ),
     "minimax_m2": Spec("sigmoid", "scores", "e_score_correction_bias", True),
     "minimax_m3_vl_text": Spec("sigmoid", "scores", _GATE_BIAS, True),
+    "mistral4": Spec(**_MISTRAL, renormalize="norm_topk_prob"),
+    "mistral_large4_text": Spec(**_MISTRAL, renormalize=True),
+    "muse_spark_text": Spec("sigmoid", "scores", _GATE_BIAS, True, 1e-15, "routed_scaling_factor"),
     "phimoe": Spec("sparse mixer"),
+    "step3p5": Spec("sigmoid", "scores", _GATE_BIAS, True),
 }
 
 
@@ -118,10 +130,12 @@ def noisy_tokens(count: int, row: int = 1, document: int = 77) -> NoisyTokens:
 
 
 def routers_of(model) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
-    """(router, its MoE block) in the order of layers, without the routers of JetMoE's attention."""
+    """(router, its MoE block) in the order of layers, without the routers of JetMoE's attention and
+    those of images."""
     routers = []
     for name, module in model.named_modules():
-        if _ROUTER.search(type(module).__name__) and "attention" not in name:
+        reads_text = "attention" not in name and "vision" not in name
+        if _ROUTER.search(type(module).__name__) and reads_text:
             routers.append((module, model.get_submodule(name.rpartition(".")[0])))
     return routers
 
@@ -169,12 +183,13 @@ def _open(spec, config, noisy):
     count = getattr(config, "n_group", None)
     if spec.groups is None or not count:
         return range(len(noisy))
+    compared = _scores(spec, noisy) if spec.sums_probabilities else noisy
     size = len(noisy) // count
     groups = [range(g * size, (g + 1) * size) for g in range(count)]
 
     def group_score(group):
         """The sum of the group's best scores."""
-        scores = sorted((noisy[e] for e in group), reverse=True)
+        scores = sorted((compared[e] for e in group), reverse=True)
         return sum(scores[: spec.groups])
 
     best_groups = sorted(groups, key=group_score, reverse=True)[: config.topk_group]
@@ -220,8 +235,8 @@ def install(model, layer: int, positions, draw, temperature: float, perturbed=Fa
     `draw` gives noise [positions, experts] for a number of experts.
     """
     router, block = routers_of(model)[layer]
-    config = model.config
-    spec = SPECS[model.config.model_type]
+    config = model.config.get_text_config()
+    spec = SPECS[config.model_type]
 
     def again(logits, weights, index):
         weights = weights.clone()

@@ -37,12 +37,30 @@ _LAYER_INPUTS = {
     "output_router_logits",
     "per_layer_input",
     "shared_kv_states",
+    "moe_mm_token_type_ids",
 }
-"""All inputs of layers that can take routing samples. The last two, Gemma's, are unused in its MoE
-models."""
+"""All inputs of layers that can take routing samples. Two of Gemma's are unused in its MoE models,
+and ERNIE's types of tokens are None in a text."""
 _MASKED_ATTENTION = ("sdpa", "eager")
 _MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that keep keys and values alone, and attend to them by a mask."""
+
+
+def output_head(model: Any) -> Any:
+    """The module that computes a model's logits; None for a model without one.
+
+    Some image-and-text models hold a whole causal language model (`nemotron_h_omni`), whose head it
+    is.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        return model.get_decoder().get_output_embeddings()
+    return head
+
+
+def hidden_state_model(model: Any) -> Any:
+    """The part of a model that computes the hidden states of a text, without the output head."""
+    return model.get_decoder().get_decoder()
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
@@ -107,20 +125,23 @@ class PerToken:
         changed_inputs = dict(inputs)
         for name in self.names:
             if name in inputs:
-                changed_inputs[name] = self._changed_input(inputs[name])
+                changed_inputs[name] = self._changed_input(inputs[name], name)
         return changed_inputs
 
-    def _changed_input(self, value: Any) -> Any:
-        """The changed input: a tensor is changed once for all layers that get the same object, a
-        tuple part by part. Other values, such as None, stay."""
+    def _changed_input(self, value: Any, name: str) -> Any:
+        """The changed input `name`: a tensor is changed once for all layers that get the same
+        object, a tuple part by part. Other values, such as None, stay."""
         if isinstance(value, tuple):
-            return tuple(self._changed_input(part) for part in value)
+            return tuple(self._changed_input(part, name) for part in value)
         if not isinstance(value, Tensor):
             return value
         for unchanged, changed in self._changed:
             if unchanged is value:
                 return changed
-        changed = self.change(value)
+        if name == "position_ids" and value.dim() == 3:  # [axes, B, S], equal in a text
+            changed = self.change(value[0]).expand(len(value), -1, -1)
+        else:
+            changed = self.change(value)
         self._changed.append((value, changed))
         return changed
 
@@ -141,7 +162,7 @@ def kv_cache_obstacle(model: Any) -> str | None:
     layers = decoder_layers(model)
     if not layers or len(layers) != len(get_layer_types_and_kwargs(config)[0]):
         return "its decoder layers were not found"
-    if model.get_output_embeddings() is None:
+    if output_head(model) is None:
         return "it has no output head"
     if attention_of(config) not in _MASKED_ATTENTION:
         return f"attn_implementation={attention_of(config)} takes no mask for single tokens"

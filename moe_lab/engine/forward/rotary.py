@@ -37,8 +37,8 @@ class RotaryHooks:
     def __init__(self, model: nn.Module):
         self._model = model
         self._modules = []
-        for module in model.modules():
-            if _is_rotary(module) and _rotated(module, 2) != _rotated(module, _LONGEST):
+        for module in _rotary_modules(model):
+            if _rotated(module, 2) != _rotated(module, _LONGEST):
                 self._modules.append(module)
         self._lengths: Sequence[int] | None = None
         self._kinds: dict[int, int] = {}
@@ -92,6 +92,8 @@ class RotaryHooks:
             return output
         inputs = layer_inputs(module, args, kwargs)
         position_BS = inputs["position_ids"]
+        if position_BS.dim() == 3:  # [axes, B, S] of an image-and-text model: equal in a text
+            position_BS = position_BS[0]
         rows_of: dict[int, list[int]] = {}
         """The rows whose texts are of a kind."""
         for row, length in enumerate(self._lengths):
@@ -125,10 +127,14 @@ def with_own_lengths(model: nn.Module, lengths: Sequence[int]) -> Iterator[None]
 
 def forget_lengths(model: nn.Module) -> None:
     """Let rotary embeddings that remember the longest text so far forget it."""
-    for module in model.modules():
-        if _is_rotary(module):
-            for layer_type in _layer_types(module):
-                _forget(module, layer_type)
+    for module in _rotary_modules(model):
+        for layer_type in _layer_types(module):
+            _forget(module, layer_type)
+
+
+def _rotary_modules(model: Any) -> list[nn.Module]:
+    """The modules that compute rotary embeddings of a text's positions; not those of images."""
+    return [module for module in model.get_decoder().modules() if _is_rotary(module)]
 
 
 def _is_rotary(module: nn.Module) -> bool:
@@ -157,7 +163,7 @@ def _rotated(module: nn.Module, length: int) -> bytes:
         embedded = _embedded(module, {"x": x, **layer_type}, position_BS, max(length, _PROBED + 1))
         tensors = [embedded] if isinstance(embedded, Tensor) else embedded
         for tensor in tensors:
-            rotated += tensor.cpu().numpy().tobytes()
+            rotated += tensor.detach().cpu().numpy().tobytes()
     return rotated
 
 

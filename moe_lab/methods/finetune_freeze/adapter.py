@@ -6,6 +6,7 @@ https://huggingface.co/docs/peft/package_reference/lora#peft.LoraConfig
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
@@ -15,6 +16,7 @@ from moe_lab.config.doors import check_name, library_value
 from moe_lab.config.library_logs import hide_kernel_messages
 from moe_lab.config.validators import did_you_mean, one_of
 from moe_lab.errors import ConfigError, first_line, need_package
+from moe_lab.models.text_part import has_towers, tower_modules
 
 PAGE = "https://huggingface.co/docs/peft/package_reference/lora#peft.LoraConfig"
 _OF_MODEL = "it is the model that is trained. Use model.path="
@@ -131,6 +133,9 @@ def with_adapter(model: Any, settings: Mapping[str, Any], seed: int) -> Any:
 
     _, config_class = _config_class(settings["peft_type"])
     arguments = {name: value for name, value in settings.items() if name != "peft_type"}
+    if has_towers(model.config):
+        given = arguments.get("exclude_modules")
+        arguments["exclude_modules"] = _excluded(given, tower_modules(model))
     parameters = dict(model.named_parameters())
     is_empty = next(iter(parameters.values())).is_meta
     set_seed(seed)
@@ -147,6 +152,21 @@ def with_adapter(model: Any, settings: Mapping[str, Any], seed: int) -> Any:
     _check_names("modules_to_save", config, modules)
     _check_names("target_parameters", config, parameters)
     return wrapped
+
+
+def _excluded(given: str | list[str] | None, towers: str) -> str:
+    """An expression for peft's `exclude_modules`: the modules that are given, and the towers of an
+    image-and-text model, which no adapter is trained for.
+
+    Args:
+        given: as peft takes it: an expression, or a list of the ends of names.
+    """
+    if not given:
+        return towers
+    if isinstance(given, str):
+        return f"{towers}|{given}"
+    ends = "|".join(re.escape(name) for name in given)
+    return rf"{towers}|(.*\.)?({ends})"
 
 
 def _check_names(field: str, config: Any, names: Iterable[str]) -> None:

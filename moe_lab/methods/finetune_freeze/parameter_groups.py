@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.finetune_freeze.phases import Phase
+from moe_lab.models.auto_class import auto_class
 from moe_lab.models.facts import without_rope_lengths
+from moe_lab.models.text_part import freeze_towers
 from moe_lab.routing import Router, find_routers
 from moe_lab.routing.passes import with_wrapper
 
@@ -22,6 +23,7 @@ OWN_FORWARD = (
     "transformers.models.jetmoe.modeling_jetmoe.JetMoeParallelExperts",
     "transformers.models.llama4.modeling_llama4.Llama4TextExperts",
     "transformers.models.longcat_flash.modeling_longcat_flash.LongcatFlashExperts",
+    "transformers.models.step3p7.modeling_step3p7.Step3p7Experts",
 )
 """Classes of experts without transformers' choice of implementations;
 all others have its `_apply_gate`."""
@@ -101,7 +103,9 @@ def counts(groups: Groups) -> dict[str, int]:
 def empty_model(config: Any) -> Any:
     """A model of this configuration without weights."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(without_rope_lengths(config))
+        model = auto_class(config).from_config(without_rope_lengths(config))
+    freeze_towers(model)
+    return model
 
 
 def check_phases_train(groups: Groups, phases: Sequence[Phase]) -> None:

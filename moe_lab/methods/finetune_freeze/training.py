@@ -51,6 +51,7 @@ from moe_lab.models.adapters import load_adapter
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import LoadedModel, ModelFacts
 from moe_lab.models.load import load_model
+from moe_lab.models.output_flags import set_use_cache
 from moe_lab.models.source import load_config
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.versions import versions
@@ -115,8 +116,8 @@ def finetune(training: FinetuningInputs, model: Any = None) -> tuple[Any, dict[s
         model = trained_weights(training, place)
     if groups is None:
         groups = trainable(parameter_groups(model))
-    # the Trainer turns it off
-    model.config.use_cache = load_config(config.model, offline=config.offline).use_cache
+    architecture = load_config(config.model, offline=config.offline)
+    set_use_cache(model.config, getattr(architecture, "use_cache", None))
 
     losses = []
     validation_losses = []

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from moe_lab.config.paths import user_path
 from moe_lab.config.progress import Progress
+from moe_lab.engine.forward.layers import output_head
 from moe_lab.engine.forward.rotary import with_own_lengths
 from moe_lab.engine.pass_size import pass_budget
 from moe_lab.errors import ConfigError, need_package, reading
@@ -206,7 +207,7 @@ def _before_head(model: Any, ids_BS: Tensor, real_BS: Tensor) -> Tensor:
         inputs.append(hidden_BSD)
         return (hidden_BSD[:, -1:], *args[1:])
 
-    handle = model.get_output_embeddings().register_forward_pre_hook(keep)
+    handle = output_head(model).register_forward_pre_hook(keep)
     try:
         model(input_ids=ids_BS, attention_mask=real_BS, use_cache=False)
     finally:

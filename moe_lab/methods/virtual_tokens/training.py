@@ -31,6 +31,8 @@ from moe_lab.methods.tokenized import Pad, Row, Rows
 from moe_lab.methods.trained import save_model
 from moe_lab.methods.trainer import fit
 from moe_lab.models.facts import LoadedModel
+from moe_lab.models.output_flags import set_use_cache
+from moe_lab.models.text_part import forget_images
 from moe_lab.results.versions import versions
 from moe_lab.routing.hook import opened
 
@@ -47,8 +49,9 @@ def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int = 0) -> I
     from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 
     settings: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": virtual_tokens}
+    forget_images(model)
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    cached = model.config.use_cache  # the Trainer turns it off
+    cached = getattr(model.config, "use_cache", None)  # the Trainer turns it off
     try:
         with warnings.catch_warnings():
             # peft calls deprecated functions of transformers
@@ -60,7 +63,7 @@ def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int = 0) -> I
                 adapter = PrefixTuningConfig(**settings)
             yield get_peft_model(model, adapter).eval()
     finally:
-        model.config.use_cache = cached
+        set_use_cache(model.config, cached)
         model.eval()
         for parameter, flag in flags:
             parameter.requires_grad = flag
@@ -139,7 +142,9 @@ class VirtualTokensLM(EngineLM):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        with opened(self.model.get_base_model(), self.label, alone=True):
+        inner = self.model.get_base_model()
+        forget_images(inner)
+        with opened(inner, self.label, alone=True):
             yield
 
 

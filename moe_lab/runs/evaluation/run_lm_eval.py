@@ -21,10 +21,12 @@ from moe_lab.engine.forward.forward import Observer, observed
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods.method import Context, TrainingMethod
+from moe_lab.models.auto_class import experts_option
 from moe_lab.models.distributed import is_split, num_processes
 from moe_lab.models.facts import LoadedModel
 from moe_lab.models.memory import ModelPool, reset_peak_memory, weight_bytes
 from moe_lab.models.tokenizer import prompt_tokenizer
+from moe_lab.models.transformers_internals import experts_of
 from moe_lab.results.response_log import ResponseLog
 from moe_lab.results.samples import Log
 from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
@@ -140,9 +142,9 @@ def _opened_lm(
 def _environment(loaded: LoadedModel) -> dict[str, Any]:
     """The device and implementations, for the record: they are not part of a run's identity."""
     config = loaded.model.config
-    experts_implementation = None
-    if loaded.model._can_set_experts_implementation():
-        experts_implementation = getattr(config, "_experts_implementation", None)
+    experts_implementation = experts_of(config.get_text_config())
+    if experts_implementation and not experts_option(config, experts_implementation):
+        experts_implementation = None  # the family computes its experts in one way
     return {
         "device": str(loaded.device),
         "experts_implementation": experts_implementation,

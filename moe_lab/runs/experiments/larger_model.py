@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
+from moe_lab.models.auto_class import auto_class, experts_option
 from moe_lab.models.facts import LoadedModel
+from moe_lab.models.transformers_internals import experts_of
 
 
 def of_depth(loaded: LoadedModel, layers: int) -> LoadedModel:
@@ -16,15 +17,18 @@ def of_depth(loaded: LoadedModel, layers: int) -> LoadedModel:
     It is on the same device and in the same dtype.
     """
     config = deepcopy(loaded.model.config)
-    base_layers = config.num_hidden_layers
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        types = config.layer_types
-        config.layer_types = [types[index % base_layers] for index in range(layers)]
+    text = config.get_text_config()
+    base_layers = text.num_hidden_layers
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        types = text.layer_types
+        text.layer_types = [types[index % base_layers] for index in range(layers)]
+    experts = experts_of(text)
+    option = experts_option(config, experts) if experts else None
     torch.manual_seed(0)
     with torch.device(loaded.device):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=loaded.model.dtype, experts_implementation=config._experts_implementation
+        model = auto_class(config).from_config(
+            config, dtype=loaded.model.dtype, experts_implementation=option
         )
     model.generation_config = deepcopy(loaded.model.generation_config)
     return replace(loaded, model=model.eval())

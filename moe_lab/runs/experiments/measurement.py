@@ -72,7 +72,8 @@ def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
     The larger model has `ratio` times as many layers as the model (`equivalent_layers`).
     """
     facts = facts_of(config)
-    layers = load_config(config.model, offline=config.offline).num_hidden_layers
+    architecture = load_config(config.model, offline=config.offline)
+    layers = architecture.get_text_config().num_hidden_layers
     device = resolve_device(config.device)
     if device.type == "cuda":
         device_name = torch.cuda.get_device_name(device)

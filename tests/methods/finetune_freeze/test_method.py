@@ -510,6 +510,8 @@ def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_
         grouped += [id(parameter) for parameter in parameters]
     assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
     for parameter in groups["experts"]:
+        if parameter.dim() == 1:  # the norm after Muse-Spark's experts, which they share
+            continue
         assert parameter.shape[0] in (8, 10, 8 * 24), "one slice per expert"
     assert counts(groups)["router"] < counts(groups)["experts"]
 
@@ -519,6 +521,8 @@ def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_
         assert "attn" not in name
     shared = set()
     for name, parameter in model.named_parameters():
+        if "vision" in name:  # ERNIE's experts of images
+            continue
         if "shared" in name:
             shared.add(name)
         # JetMoE's attention has experts of its own

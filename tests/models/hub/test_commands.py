@@ -24,7 +24,7 @@ from pathlib import Path
 import peft
 import pytest
 from huggingface_hub import constants
-from transformers import AriaConfig
+from transformers import LlavaConfig
 
 from moe_lab.cli.prefetch import prefetch
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
@@ -392,12 +392,12 @@ def test_the_weights_of_a_model_that_cannot_run_are_not_fetched(
     mode, client, hub, tmp_path, capsys
 ):
     make_tokenizer().save_pretrained(tmp_path / "model")
-    AriaConfig().save_pretrained(tmp_path / "model")
+    LlavaConfig().save_pretrained(tmp_path / "model")
     files = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
-    hub.add(Repository("someone/aria")).commit(files | {"model.safetensors": b"never fetched"})
+    hub.add(Repository("someone/llava")).commit(files | {"model.safetensors": b"never fetched"})
     output = f"output_dir={tmp_path / 'outputs'}"
-    ended = run_command(capsys, f"mode={mode}", "method=base", "model.path=someone/aria", output)
+    ended = run_command(capsys, f"mode={mode}", "method=base", "model.path=someone/llava", output)
     assert ended.code == 2
-    assert "no causal language model" in ended.err
+    assert "an image-and-text model of the type llava" in ended.err
     for answer in hub.log:
         assert "safetensors" not in answer.path

@@ -127,9 +127,7 @@ def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
         setting = f"task.self_consistency={config.task.self_consistency}"
     else:
         return
-    # the randomness of a training is in the model, and a single routing sample has no noise
-    is_noisy = method.random and not isinstance(method, TrainingMethod)
-    if is_noisy and getattr(config.method, "n", None) != 1:
+    if _has_routing_noise(method, config):
         return
     for task in tasks["tasks"].values():
         if not task.get_config("generation_kwargs")["do_sample"]:
@@ -137,6 +135,16 @@ def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
                 f"{setting}: without sampling all answers of method={config.method.name} are "
                 "equal. Sample: gen_kwargs=temperature=0.7"
             )
+
+
+def _has_routing_noise(method: Method, config: Config) -> bool:
+    """Whether a method routes each of several answers with noise of its own."""
+    if not method.random or isinstance(method, TrainingMethod):
+        return False  # the randomness of a training is in the model
+    if config.method.name == "roe":
+        # sample 0, the only one of n=1, has no noise
+        return config.method.n > 1 and config.method.temperature != 0
+    return True
 
 
 def check_code_execution(config: Config, tasks: TaskDict) -> None:

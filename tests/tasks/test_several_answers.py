@@ -157,6 +157,7 @@ def test_settings_that_contradict_it_are_refused():
         ("base", {}, True),
         ("finetune-freeze", {}, True),
         ("roe", {"n": 1}, True),
+        ("roe", {"n": 2, "temperature": 0.0}, True),
         ("roe", {"n": 2}, False),
     ],
 )

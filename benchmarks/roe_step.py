@@ -56,6 +56,7 @@ def step_tokens(position: int) -> Tokens:
         zero,
         noise_key_B=token[0],
         sample_index_B=zero,
+        prompt_length_B=at[0],
         most_logits=1,
         real_BS=torch.ones_like(token, dtype=torch.bool),
         names_BS=lambda: np.zeros((1, 1), dtype=np.int64),

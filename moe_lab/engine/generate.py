@@ -14,7 +14,6 @@ from torch import Tensor
 
 from moe_lab.engine.forward.batch import Group, Tokens, group_by_prefix, in_runs
 from moe_lab.engine.forward.decode_step import DecodeStep
-from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import KVCache, Store
 from moe_lab.engine.pass_size import CACHE_SHARE, cache_memory, sequence_bytes
@@ -42,7 +41,7 @@ def generate(
         prompt_store: prompts are read without noise, and their keys and values are kept there. It
             has no effect on samples that read the prompt with noise.
     """
-    store = _store_of_prompts(forward.ensemble, prompt_store)
+    store = _store_of_prompts(forward, prompt_store)
     ordered: list[GenerationState] = []
     group_of: dict[int, Group] = {}
     for group in _groups(forward, states, store):
@@ -54,12 +53,13 @@ def generate(
         _Batch(forward, batch, prefill).run(decoding, on_done)
 
 
-def _store_of_prompts(ensemble: Ensemble, given: Store | None) -> Store | None:
+def _store_of_prompts(forward: EnsembleForward, given: Store | None) -> Store | None:
     """The store for prompts that are read without noise; None: prompts are read with their batch.
 
     Samples with their own histories and `prefill="clean"` need one, which may be empty.
     """
-    if ensemble.cache == "none":
+    ensemble = forward.ensemble
+    if ensemble.cache == "none" or not forward.shares_beginnings:
         given = None
     if not ensemble.own_history:
         return given
@@ -163,8 +163,11 @@ class _Batch:
         """The unfinished sequences. Their tensors stay the same until one of them ends."""
         self.active = active
         self._active_A = torch.tensor(active, device=self.forward.device)
-        keys = [(state.noise_key, state.sample_index) for state in self.states]
-        self._key_B, self._sample_B = torch.tensor(keys, device=self.forward.device).unbind(1)
+        keys = []
+        for state in self.states:
+            keys.append((state.noise_key, state.sample_index, len(state.prompt)))
+        keys_B3 = torch.tensor(keys, device=self.forward.device)
+        self._key_B, self._sample_B, self._prompt_B = keys_B3.unbind(1)
         real = torch.zeros(len(self.states), 1, dtype=torch.bool)
         real[active] = True
         self._real_B1 = real.to(self.forward.device)
@@ -230,7 +233,12 @@ class _Batch:
         positions = [state.position for state in self.states]
         if self.forward.in_place and (self._in_place is None or self._in_place.full):
             self._in_place = DecodeStep(
-                self.forward, self.cache, self.real_BT, self._key_B, self._sample_B
+                self.forward,
+                self.cache,
+                self.real_BT,
+                self._key_B,
+                self._sample_B,
+                self._prompt_B,
             )
         self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)
         if self._in_place:
@@ -246,6 +254,7 @@ class _Batch:
             logit_positions_M=self._active_A,
             noise_key_B=self._key_B,
             sample_index_B=self._sample_B,
+            prompt_length_B=self._prompt_B,
             most_logits=1,
             real_BS=self._real_B1,
             names_BS=self._names,

@@ -32,6 +32,7 @@ from moe_lab.models.lm_eval_internals import answers_for_lm_eval, request_argume
 from moe_lab.models.output_flags import expected_flags
 from moe_lab.models.state import check_unchanged, state_of
 from moe_lab.routing.hook import opened, require_routers
+from moe_lab.routing.tokens import decides_by_tokens
 
 logger = logging.getLogger("moe_lab")
 
@@ -108,6 +109,7 @@ class EngineLM(CountedHF):
         self.seed = seed
         self.session_info: dict[str, Any] = {}
         """JSON values that a method stores with the answers (`Method.open`)."""
+        self._quantized = quantized
         self.rotary = RotaryHooks(model)
         if reads_the_batch(model) or quantized:
             batch_size = 1
@@ -139,7 +141,7 @@ class EngineLM(CountedHF):
             self.engine = KVEngine(EnsembleForward(model, self.ensemble), self.budget, reuse)
         else:
             # quantized layers read no padding, which is not counted then
-            counts_padding = counts_tokens and not quantized
+            counts_padding = (counts_tokens or decides_by_tokens(model)) and not quantized
             self.engine = self._engine_without_kv_cache(obstacle, counts_padding)
 
     label = "moe_lab.lm"
@@ -274,9 +276,9 @@ class EngineLM(CountedHF):
             kind: "loglikelihood" -> (log-likelihood, whether greedy), "loglikelihood_rolling" ->
                 log-likelihood, "generate_until" -> text.
         """
-        if self.engine is None and kind == "generate_until" and _reason(requests):
-            # lm-eval's own code drops special tokens, and stops at a task's stop words in the
-            # reasoning
+        if decides_by_tokens(self.model):
+            _require_unquantized(self._quantized)
+        if self.engine is None and self._needs_engine(kind, requests):
             self.engine = RecurrentEngine(RecurrentForward(self.model, self.ensemble))
         with (
             self.running(),
@@ -321,6 +323,16 @@ class EngineLM(CountedHF):
                 self.budget.sequences,
             )
             clear_device_cache(garbage_collection=True)
+
+    def _needs_engine(self, kind: str, requests: Sequence[Request]) -> bool:
+        """Whether lm-eval's own code cannot answer these requests.
+
+        It drops special tokens, and stops at a task's stop words in the reasoning. Nor does it say
+        which text a token belongs to, as a policy with `tokens` asks.
+        """
+        if kind == "generate_until" and _reason(requests):
+            return True
+        return decides_by_tokens(self.model)
 
     def _check_encoding(self, kind: str, requests: Sequence[Request]) -> None:
         """Raise ConfigError for texts that cannot be scored, and warn of cut contexts: lm-eval's
@@ -395,6 +407,15 @@ def _require_separate_tokens(model: Any, quantized: str | None) -> None:
         quantized: `quantizes_passes` of the model.
     """
     require_masks(model)
+    _require_unquantized(quantized)
+
+
+def _require_unquantized(quantized: str | None) -> None:
+    """Raise ConfigError for a model whose quantized layers read all tokens of a pass together.
+
+    Args:
+        quantized: `quantizes_passes` of the model.
+    """
     if quantized:
         raise ConfigError(
             f"{quantized}: what shares a pass would change the numbers. Use method=base, or a "

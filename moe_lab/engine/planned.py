@@ -145,7 +145,9 @@ class Asked:
         return list(chain.from_iterable(prompt.new for prompt in self.prompts))
 
 
-def planned_tokens(asked: Asked, ensemble: Ensemble, *, shares_beginnings: bool = True) -> int:
+def planned_tokens(
+    asked: Asked, ensemble: Ensemble, *, shares_beginnings: bool = True, apart: bool = False
+) -> int:
     """The tokens that an engine reads, each routing sample of a token counted, as `EngineLM.cost`
     counts them.
 
@@ -156,11 +158,13 @@ def planned_tokens(asked: Asked, ensemble: Ensemble, *, shares_beginnings: bool 
         shares_beginnings: whether a `KVEngine` runs the model. Without one `RecurrentEngine` reads
             each request alone, and lm-eval's own code, which runs base models then, reads a context
             again for each continuation.
+        apart: whether texts share no beginning, since a policy decides by their keys. A context is
+            read once for its continuations.
     """
     from moe_lab.engine.scoring import ScoringRequest, tokens_to_score
 
-    if not shares_beginnings:
-        single = asked.alone(each_continuation=ensemble.plain)
+    if apart or not shares_beginnings:
+        single = asked.alone(each_continuation=ensemble.plain and not apart)
         return sum(planned_tokens(request, ensemble) for request in single)
     of_contexts = []
     for context, continuations in asked.scored.items():

@@ -91,8 +91,7 @@ class Prefill:
         shared = self.groups[sequences[0].index].shared
         trees = []
         for state in sequences:
-            tree = TokenTree(state.ids, [[0]], shared, state.noise_key, state.sample_index)
-            trees.append(tree)
+            trees.append(_tree(state, shared))
         width = max(len(tree) for tree in trees)
         capacity = shared + width + room
         if prefix is None:
@@ -114,7 +113,7 @@ class Prefill:
         if beginning != self._beginning:
             prompt = state.prompt[: beginning.group.shared]
             self._beginning = beginning
-            self._prefix = shared_prefix(self.forward, prompt, len(state.ids))
+            self._prefix = shared_prefix(self.forward, prompt, len(state.ids), state.noise_key)
         return self._prefix
 
     def _joined(self, parts: list[Prefilled]) -> Prefilled:
@@ -143,9 +142,7 @@ class Prefill:
         shared = max(cache.length for cache in caches)
         trees = []
         for state in states:
-            cached = len(state.prompt) - 1
-            tree = TokenTree(state.ids, [[0]], cached, state.noise_key, state.sample_index)
-            trees.append(tree)
+            trees.append(_tree(state, cached=len(state.prompt) - 1))
         width = len(trees[0])
         unused_B = torch.tensor([shared - cache.length for cache in caches], device=forward.device)
         real_BT = torch.arange(shared + width, device=forward.device) >= unused_B[:, None]
@@ -164,6 +161,18 @@ class Prefill:
         return self.max_new_tokens + self.forward.extra_slots
 
 
+def _tree(state: GenerationState, cached: int) -> TokenTree:
+    """The tokens of a sequence after the cached ones."""
+    return TokenTree(
+        state.ids,
+        [[0]],
+        cached,
+        state.noise_key,
+        state.sample_index,
+        prompt_length=len(state.prompt),
+    )
+
+
 class StoredPrompt(NamedTuple):
     """The key of a prompt in the store."""
 
@@ -171,6 +180,20 @@ class StoredPrompt(NamedTuple):
     """Its tokens without the last one."""
     kind: int
     """Of the text that it begins (`RotaryHooks.kind`)."""
+    noise_key: int = 0
+    sample_index: int = 0
+    """The keys of its tokens, where a policy may decide by them (`shares_beginnings`)."""
+
+    def tree(self, shared: int) -> TokenTree:
+        """Its tokens after those that it shares."""
+        return TokenTree(
+            self.ids,
+            [],
+            shared,
+            self.noise_key,
+            self.sample_index,
+            prompt_length=len(self.ids) + 1,
+        )
 
 
 def _stored_prompts(
@@ -186,6 +209,8 @@ def _stored_prompts(
     for state in states:
         length = len(state.ids)
         key = StoredPrompt(tuple(state.prompt[:-1]), forward.rotary.kind(length))
+        if not forward.shares_beginnings:
+            key = key._replace(noise_key=state.noise_key, sample_index=state.sample_index)
         keys.append(key)
         length_of[key] = length
         stored = store.get(key)
@@ -193,7 +218,10 @@ def _stored_prompts(
             cache_of[key] = stored
 
     missing = [key for key in length_of if key not in cache_of]
-    groups = group_by_prefix([key.ids for key in missing], [key.kind for key in missing])
+    if forward.shares_beginnings:
+        groups = group_by_prefix([key.ids for key in missing], [key.kind for key in missing])
+    else:
+        groups = [Group([i], 0) for i in range(len(missing))]
     for group in groups:
         members = [missing[i] for i in group.members]
         for key, cache in _read_prompts(forward, members, length_of, group.shared, budget):
@@ -216,7 +244,7 @@ def _read_prompts(
     """
     longest_first = sorted(prompts, key=lambda prompt: -len(prompt.ids))
     longest = longest_first[0]
-    prefix = shared_prefix(forward, longest.ids[:shared], length_of[longest])
+    prefix = shared_prefix(forward, longest.ids[:shared], length_of[longest], longest.noise_key)
     start = 0
     while start < len(longest_first):
         width = len(longest_first[start].ids) - shared
@@ -228,7 +256,7 @@ def _read_prompts(
         count = max(1, min(budget.tokens // width, most_sequences))
         batch = longest_first[start : start + count]
         start += count
-        trees = [TokenTree(prompt.ids, [], shared) for prompt in batch]
+        trees = [prompt.tree(shared) for prompt in batch]
         capacity = shared + width
         if prefix is None:
             cache = forward.new_cache(capacity)

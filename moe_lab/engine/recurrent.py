@@ -30,6 +30,7 @@ from moe_lab.engine.scoring import OnScores, ScoringRequest, TokenScores
 from moe_lab.errors import RoutingError
 from moe_lab.routing import routed
 from moe_lab.routing.samples import NoisyTokens
+from moe_lab.routing.tokens import KeyedTokens, told
 
 
 @dataclass
@@ -39,6 +40,7 @@ class RecurrentState:
     entries: int
     noise_key: int
     sample_index: int
+    prompt_length: int
     length: int = 0
     cache: Cache | None = None
     """The model's own; None before the first token."""
@@ -109,8 +111,9 @@ class RecurrentForward:
         These are all but the last one; none where samples read the prompt with noise.
         """
         if self.ensemble.own_history and self.ensemble.prefill == "noisy":
-            return BegunPrompt(RecurrentState(self.ensemble.n, noise_key, sample_index), prompt)
-        state = RecurrentState(1, noise_key, sample_index)
+            state = RecurrentState(self.ensemble.n, noise_key, sample_index, len(prompt))
+            return BegunPrompt(state, prompt)
+        state = RecurrentState(1, noise_key, sample_index, len(prompt))
         if len(prompt) > 1:
             self._read(state, prompt[:-1], noise=False)
         if self.ensemble.own_history:
@@ -147,7 +150,9 @@ class RecurrentForward:
         if self._takes_positions:
             position_S = torch.arange(state.length, state.length + len(ids), device=self.device)
             inputs["position_ids"] = position_S.expand(state.entries, -1)
-        output = self.model(**inputs, cache=state.cache, use_cache=True)
+        first_noisy = self.ensemble.first_noisy
+        with told(self.model, lambda: [self._keyed(state, len(ids))], shared_layers=first_noisy):
+            output = self.model(**inputs, cache=state.cache, use_cache=True)
         if output.cache is None:
             raise RoutingError(f"{type(self.model).__name__} returns no cache. Use method=base.")
         state.cache = output.cache
@@ -164,6 +169,20 @@ class RecurrentForward:
             repeat=torch.full_like(index, state.sample_index),
             row=index // count,
             position=state.length + index % count,
+        )
+
+    def _keyed(self, state: RecurrentState, count: int) -> KeyedTokens:
+        """The next `count` tokens of all entries, entry by entry, as a policy knows them."""
+        index_T = torch.arange(state.entries * count, device=self.device)
+        position_T = state.length + index_T % count
+        return KeyedTokens(
+            real_T=torch.ones_like(index_T, dtype=torch.bool),
+            sequence_T=torch.zeros_like(index_T),
+            position_T=position_T,
+            new_T=position_T >= state.prompt_length,
+            document_T=torch.full_like(index_T, state.noise_key),
+            repeat_T=torch.full_like(index_T, state.sample_index),
+            sample_T=index_T // count,
         )
 
 

@@ -220,7 +220,7 @@ def score(
 ) -> None:
     """Score all requests. `on_scores` gets the scores of each request as soon as they are known."""
     kinds = [forward.rotary.kind(request.length) for request in requests]
-    for group in _groups(forward.ensemble, requests, kinds):
+    for group in _groups(forward.ensemble, requests, kinds, forward.shares_beginnings):
         for batch in batches(forward, requests, group, budget):
             scores = TokenScores(batch.trees).after(forward.ensemble, batch.passes(forward, budget))
             for i, summed in zip(batch.indices, scores.summed(), strict=True):
@@ -229,16 +229,19 @@ def score(
 
 
 def _groups(
-    ensemble: Ensemble, requests: Sequence[ScoringRequest], kinds: Sequence[int] | None = None
+    ensemble: Ensemble,
+    requests: Sequence[ScoringRequest],
+    kinds: Sequence[int] | None = None,
+    shares_beginnings: bool = True,
 ) -> list[Group]:
     """The requests by the beginning of their contexts that is read once and without noise.
 
     With own histories a group is a single request (`prefill="clean"`), or all requests, which share
-    nothing.
+    nothing. They share nothing either without `shares_beginnings`.
     """
-    if not ensemble.own_history:
+    if not ensemble.own_history and shares_beginnings:
         return group_by_prefix([request.context for request in requests], kinds)
-    if ensemble.prefill == "clean":
+    if ensemble.own_history and ensemble.prefill == "clean":
         return [Group([i], len(request.context) - 1) for i, request in enumerate(requests)]
     return [Group(list(range(len(requests))), 0)]
 
@@ -270,7 +273,7 @@ def batches(
     """The requests of a group in batches, over their shared prefix, which is computed here."""
     ensemble = forward.ensemble
     first = requests[group.members[0]]
-    prefix = shared_prefix(forward, first.context[: group.shared], first.length)
+    prefix = shared_prefix(forward, first.context[: group.shared], first.length, first.noise_key)
     tree_of: dict[int, TokenTree] = {}
     slots: dict[int, int] = {}
     sizes: dict[int, float] = {}
@@ -301,16 +304,19 @@ def batches(
         yield Batch(indices, [tree_of[i] for i in indices], cache)
 
 
-def shared_prefix(forward: EnsembleForward, tokens: Sequence[int], length: int) -> KVCache | None:
+def shared_prefix(
+    forward: EnsembleForward, tokens: Sequence[int], length: int, noise_key: int
+) -> KVCache | None:
     """The cache of a shared beginning, for one sequence; None for an empty beginning.
 
     Args:
         length: tokens of one of the texts that share it, which are of one kind.
+        noise_key: of such a text; a policy reads it only where no other text shares the beginning.
     """
     if not tokens:
         return None
     cache = forward.new_cache(len(tokens))
-    read = collate([TokenTree(tokens, [])], 0, forward.device)
+    read = collate([TokenTree(tokens, [], noise_key=noise_key)], 0, forward.device)
     forward(replace(read, noise=False, lengths=[length]), cache)
     return cache
 

@@ -30,9 +30,10 @@ from moe_lab.engine.sampling import GenerationState
 from moe_lab.engine.scoring import Budget, Scores, ScoringRequest, TokenScores, batches
 from moe_lab.engine.suffix_attention import SuffixLayer, suffix_attention
 from moe_lab.engine.token_span import TokenSpan
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.routing import Router, Routing, routed
 from moe_lab.routing.remix import Places, Remix, router_probs
+from moe_lab.routing.tokens import decides_by_tokens
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,14 @@ class SuffixReplay:
         Args:
             continuations: of each prompt, to be scored; None: one token of each.
 
-        Raises ValueError for a prompt with fewer tokens than the span.
+        Raises ValueError for a prompt with fewer tokens than the span, and RoutingError inside a
+        policy that takes tokens.
         """
+        if decides_by_tokens(self.model):
+            raise RoutingError(
+                "C3PO takes no policy with `tokens`: it reads a beginning that prompts share once, "
+                "and later layers on their own. Use a policy of two arguments."
+            )
         if continuations is None:
             continuations = [[[0]]] * len(prompts)
         requests = []
@@ -357,7 +364,10 @@ class ReroutedForward(EnsembleForward):
             re-routed token.
     """
 
-    shares_beginnings = False
+    @property
+    def shares_beginnings(self) -> bool:
+        """Each prompt has its own pathway."""
+        return False
 
     def __init__(
         self,

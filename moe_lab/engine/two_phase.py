@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from moe_lab.engine.forward.batch import TokenTree, group_by_prefix, in_runs
+from moe_lab.engine.forward.batch import Group, TokenTree, group_by_prefix, in_runs
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import RecordingForward
 from moe_lab.engine.forward.kv_cache import JoinedKVLayer, KVCache, KVLayer, Store
@@ -31,6 +31,7 @@ from moe_lab.engine.scoring import (
     batches,
 )
 from moe_lab.routing.samples import NoisyTokens
+from moe_lab.routing.tokens import KeyedTokens, told
 
 CHUNK_SAMPLES = 128
 """Noisy samples of one request in a chunk. With more of them more attention scores between samples
@@ -56,6 +57,7 @@ class CachedActivations:
     each noisy sample attends to itself there."""
     position_M: Tensor
     noise_key: int
+    prompt_length: int
     length: int
     """Tokens of the request's longest text."""
 
@@ -182,7 +184,11 @@ class TwoPhaseScorer:
         """
         unread = [requests[i] for i in missing]
         kinds = [self.clean.rotary.kind(request.length) for request in unread]
-        for group in group_by_prefix([request.context for request in unread], kinds):
+        if self.clean.shares_beginnings:
+            groups = group_by_prefix([request.context for request in unread], kinds)
+        else:
+            groups = [Group(list(range(len(unread))), 0)] if unread else []
+        for group in groups:
             for batch in batches(self.clean, unread, group, budget):
                 activations_of = {}
                 for i, activations in zip(
@@ -216,6 +222,7 @@ class TwoPhaseScorer:
                     visible_MT=_visible_to_samples(tree, shared).to(device),
                     position_M=torch.tensor(tree.positions)[tree.logit_nodes].to(device),
                     noise_key=tree.noise_key,
+                    prompt_length=tree.prompt_length,
                     length=tree.length,
                 )
             )
@@ -273,7 +280,9 @@ class TwoPhaseScorer:
         )
         # the output head gets the cached final states of the clean samples, too: their logits need
         # no pass
-        clean_MV, noisy_RV = self.noisy(batch).split([len(position_M), batch.count])
+        with told(self.noisy.model, lambda: [_keyed(chunks, batch, noisy)]):
+            logits_RV = self.noisy(batch)
+        clean_MV, noisy_RV = logits_RV.split([len(position_M), batch.count])
         return torch.cat([clean_MV[:, None], noisy_RV.unflatten(0, (-1, noisy))], dim=1)
 
     def _suffix_batch(self, chunks: list[Chunk], noisy: int) -> SuffixBatch:
@@ -317,6 +326,28 @@ class TwoPhaseScorer:
             lengths=[request.length for request in requests],
             final_CD=torch.cat([chunk.request.final_MD[chunk.at_C] for chunk in chunks]),
         )
+
+
+def _keyed(chunks: Sequence[Chunk], batch: SuffixBatch, noisy: int) -> KeyedTokens:
+    """The B x R tokens of a pass of noisy samples, as a policy knows them."""
+    position_T = batch.position_BS.reshape(-1)
+    device = position_T.device
+    B, R = batch.position_BS.shape
+    keys = [(chunk.request.noise_key, chunk.request.prompt_length) for chunk in chunks]
+    document_B, prompt_B = torch.tensor(keys, device=device).unbind(1)
+    real_T = torch.zeros_like(position_T, dtype=torch.bool)
+    real_T[batch.logits_at] = True
+    # the samples of a chunk are in its first columns, logit position by logit position
+    sample_R = 1 + torch.arange(R, device=device) % noisy
+    return KeyedTokens(
+        real_T=real_T,
+        sequence_T=torch.arange(B, device=device).repeat_interleave(R),
+        position_T=position_T,
+        new_T=position_T >= prompt_B.repeat_interleave(R),
+        document_T=document_B.repeat_interleave(R),
+        repeat_T=torch.zeros_like(position_T),
+        sample_T=sample_R.repeat(B),
+    )
 
 
 def _joined_layers(requests: Sequence[CachedActivations], T: int) -> list[KVLayer]:

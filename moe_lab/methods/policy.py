@@ -19,25 +19,32 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from moe_lab.config.paths import user_path
-from moe_lab.config.validators import UserPath, did_you_mean
+from moe_lab.config.policy_arguments import takes_tokens
+from moe_lab.config.schema import Config as RunConfig
+from moe_lab.config.validators import PositiveInt, UserPath, did_you_mean
 from moe_lab.errors import ConfigError
+from moe_lab.methods.base import ensemble_lm
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.tunable_method import GridMethod, Settings
 from moe_lab.results.code_digest import imports_digest
-from moe_lab.results.marks import NOT_REPRODUCIBLE
+from moe_lab.tasks.workload import Workload
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import LoadedModel, ModelFacts
+
+
+ENSEMBLE_KEYS = frozenset({"n", "cache"})
+"""Keys of routing samples, unless they are arguments of the function."""
 
 
 class FunctionPolicy(GridMethod):
@@ -46,7 +53,7 @@ class FunctionPolicy(GridMethod):
     tunings = ("grid", "tpe", "random")
     begins_with_base = False
     data_keys = ("policy", "space")
-    expert_metrics = "counted"
+    expert_metrics: Literal["none", "counted", "all"] = "counted"
 
     @dataclass(kw_only=True)
     class Config(GridMethod.Config):
@@ -58,6 +65,57 @@ class FunctionPolicy(GridMethod):
         space: dict[str, list[int | float]] | None = None
         """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the ends of
         the range, which the function's default widens where it lies outside."""
+        n: PositiveInt | None = None
+        """Routing samples of each token: sample 0 is the base model, the others are draws of the
+        function; None: 1, one routing by the function."""
+        cache: Literal["clean", "standard"] | None = None
+        """With n > 1, the history that samples attend to: the clean one, or their own; None:
+        clean."""
+        ensemble_keys: ClassVar[frozenset[str]] = ENSEMBLE_KEYS
+        """`n` and `cache`, if they are no arguments of the function."""
+        takes_tokens: ClassVar[bool] = False
+        """Whether the function does."""
+
+        def __post_init__(self) -> None:
+            for key in ENSEMBLE_KEYS - self.ensemble_keys:
+                if getattr(self, key) is None:  # conf/ has no default of the function
+                    setattr(self, key, type(self).__dataclass_fields__[key].default)
+            super().__post_init__()
+            if self.samples > 1:
+                self._check_samples()
+            elif "cache" in self.ensemble_keys and self.cache is not None:
+                raise ConfigError(
+                    f"method.cache={self.cache} has no effect on one routing of each token. Leave "
+                    "it out, or give routing samples: method.n=8."
+                )
+
+        def _check_samples(self) -> None:
+            """Raise ConfigError for a function that gives no routing samples."""
+            if not self.takes_tokens:
+                raise ConfigError(
+                    f"method.n={self.n}: all samples would be the same, since {self.policy} takes "
+                    "no tokens, whose noise it could draw. Leave n out, or give it a third "
+                    "argument `tokens`."
+                )
+            if "cache" not in self.ensemble_keys:
+                raise ConfigError(
+                    f"method.n={self.n}: samples attend to a `cache`, which is an argument of "
+                    f"{self.policy}. Give that another name."
+                )
+
+        @property
+        def samples(self) -> int:
+            """Routing samples of each token."""
+            return self.n or 1 if "n" in self.ensemble_keys else 1
+
+        @property
+        def unread(self) -> set[str]:
+            """`n` and `cache` without routing samples."""
+            return set() if self.samples > 1 else set(self.ensemble_keys)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            """Its class is made from the function, so pickles name the function in its place."""
+            return _config_of, (vars(self),)
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -67,6 +125,10 @@ class FunctionPolicy(GridMethod):
         self.arguments = {key: getattr(self.config, key) for key in defaults_of(self.function)}
         """The values of the function's keys."""
         self.open_ended = tuple(self.config.space or ())
+        self.random = takes_tokens(self.function)
+        if self.config.samples > 1:
+            self.expert_metrics = "none"
+            self.counted = ("changed_fraction", "changed_decisions", "noisy_decisions")
 
     @staticmethod
     def config_class(keys: Mapping[str, Any]) -> type[Method.Config]:
@@ -88,7 +150,11 @@ class FunctionPolicy(GridMethod):
         return code
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
-        return {"policy": self.config.policy} | self.arguments
+        reported = {"policy": self.config.policy} | self.arguments
+        if self.config.samples > 1:
+            ensemble = self.planned_ensemble()
+            reported |= {"n": ensemble.n, "cache": ensemble.cache}
+        return reported
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The function's defaults for the keys of `space`, then every other combination of its
@@ -119,24 +185,54 @@ class FunctionPolicy(GridMethod):
                 grid.append(settings)
         return grid
 
-    def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
-        """The base model; `open` installs the function on it."""
+    def planned_ensemble(self) -> Ensemble:
+        """The ensemble without its policy; without routing samples, the base model."""
         from moe_lab.engine.forward.ensemble import Ensemble
 
-        return Ensemble()
+        return Ensemble(n=self.config.samples, cache=self.config.cache or "clean")
+
+    def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
+        decides_by_tokens = self.random and self.config.samples == 1
+        return workload.tokens(self.planned_ensemble(), apart=decides_by_tokens)
+
+    @staticmethod
+    def footnotes(block: dict[str, Any]) -> list[str]:
+        policy = block["policy"]
+        if "changed_fraction" not in policy:
+            return []
+        return [
+            f"policy: {policy['n']} routing samples over a {policy['cache']} cache. Sample 0 is "
+            "the base model, and the function routes the others."
+        ]
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
-        """The base model's LM under the function. Its session says if two equal passes differ."""
-        from moe_lab.methods.repeatable import repeats_itself
-        from moe_lab.routing.override import override
+        """The base model's LM under the function, or that of an ensemble of its samples.
+
+        Raises ConfigError for a function that decides differently in two equal passes.
+        """
+        from moe_lab.methods.repeatable import check_repeatable
+        from moe_lab.routing.override import deciding_last
+        from moe_lab.routing.sampled_policy import sampled
 
         policy = partial(self.function, **self.arguments)
-        repeats = repeats_itself(model.model, policy)
-        with override(model.model, policy), super().open(model, context) as lm:
-            if not repeats:
-                lm.session_info = lm.session_info | {NOT_REPRODUCIBLE: True}
-            yield lm
+        seed = context.config.seed
+        check_repeatable(model.model, policy, seed, f"method.policy={self.config.policy}")
+        ensemble = self.planned_ensemble()
+        sampling_seed = seed if self.random else 0
+        if ensemble.n == 1:
+            with deciding_last(model.model, policy, seed):
+                yield ensemble_lm(model, context, ensemble, sampling_seed)
+            return
+        with sampled(model.model, policy, seed) as routing:
+            ensemble = replace(ensemble, routing=routing)
+            yield ensemble_lm(model, context, ensemble, sampling_seed)
+
+
+def _config_of(values: dict[str, Any]) -> FunctionPolicy.Config:
+    """The configuration with these values of the keys."""
+    config: FunctionPolicy.Config = FunctionPolicy.config_class(values)(**values)  # type: ignore[assignment]
+    return config
 
 
 class LoadedFunction(NamedTuple):
@@ -151,7 +247,8 @@ def load_function(policy: Any) -> LoadedFunction:
     """The function `<file>.py:<function>`.
 
     Raises ConfigError for a file or function that is missing, a file that cannot be imported, and a
-    function without two arguments for router and routing, or with another one that has no default.
+    function without arguments for router and routing, or with another one than `tokens` that has
+    no default.
     """
     file, _, name = str(policy or "").rpartition(":")
     if not file:
@@ -171,11 +268,11 @@ def load_function(policy: Any) -> LoadedFunction:
             f"method.policy={policy}: {path} has no function {name}.{did_you_mean(name, names)}"
         )
     try:
-        inspect.signature(function).bind(None, None)
+        inspect.signature(function).bind(*[None] * _positional(function))
     except TypeError as error:
         raise ConfigError(
-            f"method.policy={policy}: its arguments must be router, routing, and keys with "
-            f"defaults ({error})."
+            f"method.policy={policy}: its arguments must be router, routing, tokens where it needs "
+            f"them, and keys with defaults ({error})."
         ) from error
     return LoadedFunction(function, hashlib.sha256(content).hexdigest())
 
@@ -202,9 +299,16 @@ def _module(path: Path, content: bytes) -> Any:
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The defaults of the function's keys, which are its arguments after router and routing."""
+    """The defaults of the function's keys, which are its arguments after router, routing and
+    tokens."""
     parameters = list(inspect.signature(function).parameters.values())
-    return {parameter.name: parameter.default for parameter in parameters[2:]}
+    keys = parameters[_positional(function) :]
+    return {parameter.name: parameter.default for parameter in keys}
+
+
+def _positional(function: Callable[..., Any]) -> int:
+    """The number of arguments that are no keys: router, routing, and tokens if it takes them."""
+    return 3 if takes_tokens(function) else 2
 
 
 @lru_cache(maxsize=64)
@@ -215,8 +319,9 @@ def _config_class(function: Callable[..., Any]) -> type[Method.Config]:
     number, text or truth value.
     """
     base = FunctionPolicy.Config
-    reserved = {field_of_base.name for field_of_base in fields(base)}
-    new_fields = []
+    own_keys = defaults_of(function).keys()
+    reserved = {field_of_base.name for field_of_base in fields(base)} - ENSEMBLE_KEYS
+    new_fields: list[tuple[str, Any, Any]] = []
     for key, default in defaults_of(function).items():
         if key in reserved or not isinstance(default, bool | int | float | str):
             raise ConfigError(
@@ -224,6 +329,12 @@ def _config_class(function: Callable[..., Any]) -> type[Method.Config]:
                 f"true or false, and the name none of {', '.join(sorted(reserved))}, which "
                 "method=policy has itself."
             )
-        kind = int | float if type(default) is int else type(default)
+        kind: Any = int | float if type(default) is int else type(default)
+        if key in ENSEMBLE_KEYS:
+            kind = kind | None
         new_fields.append((key, kind, field(default=default)))
-    return make_dataclass("Config", new_fields, bases=(base,), kw_only=True)
+    namespace = {
+        "ensemble_keys": ENSEMBLE_KEYS - own_keys,
+        "takes_tokens": takes_tokens(function),
+    }
+    return make_dataclass("Config", new_fields, bases=(base,), kw_only=True, namespace=namespace)

@@ -13,6 +13,7 @@ from moe_lab.methods.base import engine_options
 from moe_lab.models.facts import LoadedModel
 from moe_lab.routing import Policy, PolicyFunction, routed
 from moe_lab.routing.policy import as_policy
+from moe_lab.routing.tokens import TokenPolicyFunction, with_tokens
 
 
 class PolicyLM(EngineLM):
@@ -64,8 +65,14 @@ class _Padding(Observer):
 
 
 @contextmanager
-def with_policy(model: LoadedModel, policy: PolicyFunction, config: Config) -> Iterator[PolicyLM]:
-    """The LM of the model under the policy."""
-    installed = as_policy(policy)
-    with routed(model.model, installed):
-        yield PolicyLM(model.model, model.tokenizer, installed, **engine_options(config))
+def with_policy(
+    model: LoadedModel,
+    policy: PolicyFunction | TokenPolicyFunction,
+    config: Config,
+    seed: int = 0,
+) -> Iterator[PolicyLM]:
+    """The LM of the model under the policy. `seed` is the key of the noise of its tokens."""
+    with with_tokens(model.model, policy, seed) as decide:
+        installed = as_policy(decide)
+        with routed(model.model, installed):
+            yield PolicyLM(model.model, model.tokenizer, installed, **engine_options(config))

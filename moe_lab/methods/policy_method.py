@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import LoadedModel, ModelFacts
     from moe_lab.routing import PolicyFunction
+    from moe_lab.routing.tokens import TokenPolicyFunction
 
 
 class PolicyMethod(Method):
@@ -28,7 +29,7 @@ class PolicyMethod(Method):
 
     data_keys: ClassVar[tuple[str, ...]] = ()
     """Keys that choose data. They are not part of the identity: `data_identity` has the content."""
-    counted: ClassVar[tuple[str, str, str] | None] = None
+    counted: tuple[str, str, str] | None = None
     """(key of its block, two counters of `EngineLM.cost`): the block has the ratio of the
     counters. None: no ratio."""
 
@@ -38,8 +39,12 @@ class PolicyMethod(Method):
 
     def policy(
         self, model: LoadedModel, config: RunConfig
-    ) -> tuple[PolicyFunction, dict[str, Any]]:
-        """(the policy on this model, `EngineLM.session_info`) of a method without an ensemble."""
+    ) -> tuple[PolicyFunction | TokenPolicyFunction, dict[str, Any]]:
+        """(the policy on this model, `EngineLM.session_info`) of a method without an ensemble.
+
+        Its function may take a third argument `tokens`. If it draws their noise, the method sets
+        `random = True`: the noise then depends on the run's seed.
+        """
         raise NotImplementedError
 
     def resolved(self, facts: ModelFacts) -> dict[str, Any]:
@@ -63,7 +68,7 @@ class PolicyMethod(Method):
             yield ensemble_lm(model, context, ensemble, seed)
             return
         policy, session_info = self.policy(model, context.config)
-        with with_policy(model, policy, context.config) as lm:
+        with with_policy(model, policy, context.config, seed) as lm:
             lm.session_info = session_info
             yield lm
 

@@ -1,7 +1,7 @@
 """Whether a policy decides the same in two equal passes.
 
-A policy that draws random numbers, or that counts its calls, gives other results in each run of the
-same command.
+A policy that draws random numbers of its own, or that counts its calls, would give other results in
+each run of the same command.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from moe_lab.errors import ConfigError
 from moe_lab.routing import PolicyFunction, Router, Routing
 from moe_lab.routing.override import override
+from moe_lab.routing.tokens import TokenPolicyFunction, with_tokens
 
 TOKENS = 16
 """The length of the passes: enough for a token whose drawn experts differ."""
@@ -24,8 +26,10 @@ class Decision(NamedTuple):
     after: Routing | None
 
 
-def repeats_itself(model: Any, policy: PolicyFunction) -> bool:
+def repeats_itself(model: Any, policy: PolicyFunction | TokenPolicyFunction, seed: int = 0) -> bool:
     """Whether a policy returns the same decisions in two passes over the same tokens.
+
+    What it keeps in `tokens.state` in the first pass, it has in the second one.
 
     Decisions are compared where the router's logits are the same in both passes, since kernels of a
     GPU may round differently. The state of torch's random numbers is put back.
@@ -34,16 +38,33 @@ def repeats_itself(model: Any, policy: PolicyFunction) -> bool:
     device = model.get_input_embeddings().weight.device
     ids = torch.arange(TOKENS, device=device)[None] % vocabulary
     passes = []
-    with torch.random.fork_rng(_gpus(device)), torch.inference_mode():
+    with (
+        torch.random.fork_rng(_gpus(device)),
+        torch.inference_mode(),
+        with_tokens(model, policy, seed) as decide,
+    ):
         for _ in range(2):
             decisions: list[Decision] = []
-            with override(model, _recorded(policy, decisions)):
+            with override(model, _recorded(decide, decisions)):
                 model(ids, use_cache=False)
             passes.append(decisions)
     first, second = passes
     if len(first) != len(second):
         return False
     return all(_alike(decision, repeated) for decision, repeated in zip(first, second, strict=True))
+
+
+def check_repeatable(
+    model: Any, policy: PolicyFunction | TokenPolicyFunction, seed: int, name: str
+) -> None:
+    """Raise ConfigError, which begins with `name`, for a policy that does not repeat itself."""
+    if not repeats_itself(model, policy, seed):
+        raise ConfigError(
+            f"{name}: it decides differently in two equal passes, so it draws random numbers or "
+            "counts its calls.\n"
+            "Draw the noise of its tokens: give it a third argument `tokens`, and use "
+            "tokens.gumbel(router) or tokens.uniform(router)."
+        )
 
 
 def _gpus(device: torch.device) -> list[torch.device]:

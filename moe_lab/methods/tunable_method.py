@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.validators import UserPath, build
@@ -130,6 +130,8 @@ class GridMethod(TunableMethod):
 
         profile: UserPath | None = None
         """The path of a profile, whose settings take the place of all other keys."""
+        ensemble_keys: ClassVar[frozenset[str]] = frozenset()
+        """Keys of an ensemble's shape, which no profile has."""
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -147,8 +149,8 @@ class GridMethod(TunableMethod):
     def settings(self, tuned: Settings) -> dict[str, Any]:
         """`Profile.settings`: the values of all keys, with the best values `tuned` for those of the
         grid."""
-        keys = [field.name for field in fields(self.config) if field.name not in NOT_SETTINGS]
-        return {key: getattr(self.config, key) for key in keys} | tuned
+        keys = {field.name: getattr(self.config, field.name) for field in _settings_of(self.config)}
+        return keys | tuned
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         identity = super().identity(facts)
@@ -161,16 +163,19 @@ class GridMethod(TunableMethod):
         return reported
 
 
+def _settings_of(config: Any) -> list[Field[Any]]:
+    """The keys of a configuration that a profile has."""
+    left_out = {*NOT_SETTINGS, *config.ensemble_keys}
+    return [field for field in fields(config) if field.name not in left_out]
+
+
 def _settled(config: Any, profile: Profile) -> Any:
     """The configuration with the profile's settings.
 
     Raises ConfigError if the profile has other keys, or if the command gives another value for one
     of them: its results would be labelled by that value.
     """
-    defaults = {}
-    for field in fields(config):
-        if field.name not in NOT_SETTINGS:
-            defaults[field.name] = field.default
+    defaults = {field.name: field.default for field in _settings_of(config)}
     settings = profile.settings or {}
     if settings.keys() != defaults.keys():
         has = f"those of {', '.join(settings)}" if settings else "temperatures"

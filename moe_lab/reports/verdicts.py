@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from moe_lab.reports.score_line import ScoreLine
-from moe_lab.results.marks import NOT_REPRODUCIBLE, PART
+from moe_lab.results.marks import PART
 from moe_lab.results.measured import interval_text, number
 from moe_lab.results.model import BASE
 from moe_lab.results.score import BETTER, DIFFERENT, EQUAL_RUNS, NOT_SIGNIFICANT, WORSE, Score
@@ -24,10 +24,9 @@ ALWAYS_LISTED = (BETTER, WORSE, NOT_SIGNIFICANT)
 def has_verdict(score: Score) -> bool:
     """Whether a difference is tested or judged by its interval.
 
-    One of several seeds, a part of a group, and a run whose policy is not reproducible have no
-    verdict.
+    One of several seeds and a part of a group have no verdict.
     """
-    if score.difference is None or PART in score.marks or NOT_REPRODUCIBLE in score.marks:
+    if score.difference is None or PART in score.marks:
         return False
     is_one_of_several_seeds = score.p is not None and score.p_holm is None
     return not is_one_of_several_seeds

@@ -3,7 +3,6 @@
 from moe_lab.results.judge_counts import JudgeCounts, JudgeVerdicts
 from moe_lab.results.model import RunResult
 
-NOT_REPRODUCIBLE = "not-reproducible"
 PART = "part"
 EQUAL = "equal"
 
@@ -21,8 +20,6 @@ MARKS = {
     "documents.",
     "test-profile": "test-profile: routed by which experts a run took together on its test "
     "documents (no labels).",
-    NOT_REPRODUCIBLE: "not-reproducible: the policy decides differently in equal passes (it draws "
-    "random numbers), so the same command gives other results; there is no test.",
     "test-examples": "test-examples: few-shot examples are other documents of the evaluated split, "
     "with their answers.",
     "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in "
@@ -78,7 +75,6 @@ def marks_of(
         "at-bound": result.tuning.get("at_bound"),
         "worse-than-calibrated": _worse_than_calibrated(result),
         "test-profile": result.is_reported("test_profile"),
-        NOT_REPRODUCIBLE: result.is_reported(NOT_REPRODUCIBLE),
         "test-examples": result.has_test_examples(task),
         "toy-judge": any(judge.toy for judge in judges),
         "cut-prompts": result.cost.cut_prompts,

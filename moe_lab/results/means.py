@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moe_lab.results.marks import EQUAL, NOT_REPRODUCIBLE, PART
+from moe_lab.results.marks import EQUAL, PART
 from moe_lab.results.measured import Spread
 from moe_lab.results.model import BASE
 from moe_lab.results.over_seeds import p_over_seeds
@@ -116,8 +116,8 @@ def _stricter_test(p_seeds: float | None, p_documents: float | None) -> str:
 
 
 def _has_test(mean: Score, compared: SeedDifference) -> bool:
-    """Whether a mean's difference is tested: no part of a group, reproducible, and not equal."""
-    if PART in mean.marks or NOT_REPRODUCIBLE in mean.marks:
+    """Whether a mean's difference is tested: no part of a group, and not equal."""
+    if PART in mean.marks:
         return False
     return not compared.equal
 
@@ -185,7 +185,7 @@ def _with_average_difference(average: Score, scores: Sequence[Score]) -> Score:
     marks.
 
     Each number is None where a task lacks the one that it is made of. Without a test, p is None,
-    too: if all tasks are equal within rounding, or one is not reproducible.
+    too: if all tasks are equal within rounding.
     """
     differences = [score.difference for score in scores]
     difference = _mean(differences)
@@ -195,9 +195,8 @@ def _with_average_difference(average: Score, scores: Sequence[Score]) -> Score:
     over_both = _mean_interval(differences, [score.difference_both_interval for score in scores])
 
     equal = all(score.equal for score in scores)
-    reproducible = all(NOT_REPRODUCIBLE not in score.marks for score in scores)
     p = None
-    if not equal and reproducible:
+    if not equal:
         p = _p_of_interval(difference, over_both or over_documents)
     return replace(
         average,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from moe_lab.results.marks import NOT_REPRODUCIBLE
 from moe_lab.results.model import BASE
 from moe_lab.results.significance import ALPHA
 from moe_lab.results.stored import Interval
@@ -98,8 +97,6 @@ class Score:
         """
         if self.equal:
             return EQUAL_RUNS
-        if NOT_REPRODUCIBLE in self.marks:
-            return NOT_SIGNIFICANT
         if not self.difference or not (self.significant or self._excludes_zero):
             return NOT_SIGNIFICANT
         if self.lower_is_better is None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moe_lab.results.marks import EQUAL, NOT_REPRODUCIBLE, PART, marks_of
+from moe_lab.results.marks import EQUAL, PART, marks_of
 from moe_lab.results.measured import Paired
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.score import MCNEMAR, PERMUTATION, Score
@@ -41,10 +41,7 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
 
 
 def _without_needless_test(result: RunResult, score: Score, pooled_tasks: set[str]) -> Score:
-    """The score; without p where it is not reproducible, or a part of a group that is compared as a
-    whole."""
-    if NOT_REPRODUCIBLE in score.marks:
-        return replace(score, p=None, test=None)
+    """The score; without p where it is a part of a group that is compared as a whole."""
     listed = score.task in result.task.names
     if not listed and pooled_tasks.issuperset(result.tasks_of(score.task)):
         return replace(score, p=None, test=None, marks=(*score.marks, PART))

@@ -145,14 +145,39 @@ def _noise_at(
         hash_LT = hash_LT.cpu()
         position_T = position_T.cpu()
         expert_E = expert_E.cpu()
-    hash_LT = absorb(hash_LT, position_T[None])
-    hash_LTE = absorb(hash_LT[..., None], expert_E)
-    k_LTE = _shift(hash_LTE, 11)  # the upper 53 bits
+    k_LTE = _numbers_at(hash_LT, position_T, expert_E)
     if antithetic_row_T is not None:
         mirrored_T = _mirrored(antithetic_row_T).to(k_LTE.device)
         k_LTE = torch.where(mirrored_T[:, None], 2**53 - 1 - k_LTE, k_LTE)  # the k of 1 - u
     uniform_LTE = (k_LTE.double() + 0.5) * 2.0**-53
     return -torch.log(-torch.log(uniform_LTE)).float().to(device)
+
+
+def _numbers_at(hash_LT: Tensor, position_T: Tensor, expert_E: Tensor) -> Tensor:
+    """int64 [L, T, E]: the k of `gumbel`, 0 to 2**53 - 1, of experts at positions."""
+    hash_LT = absorb(hash_LT, position_T[None])
+    hash_LTE = absorb(hash_LT[..., None], expert_E)
+    return _shift(hash_LTE, 11)  # the upper 53 bits
+
+
+def uniform_for_tokens(
+    seed: int,
+    document_T: Tensor,
+    repeat_T: Tensor,
+    row_T: Tensor,
+    position_T: Tensor,
+    layer_L: Tensor,
+    n_experts: int,
+) -> Tensor:
+    """Keyed uniform numbers, float32 [L, T, n_experts], above 0 and below 1.
+
+    A number is `(j + 0.5) / 2**23`, where j are the upper 23 bits of the k of `gumbel`: float32
+    holds each exactly.
+    """
+    hash_LT = _hash(seed, document_T, repeat_T, row_T, layer_L, antithetic=False)
+    expert_E = torch.arange(n_experts, device=document_T.device)
+    k_LTE = _numbers_at(hash_LT, position_T, expert_E)
+    return (_shift(k_LTE, 30).float() + 0.5) * 2.0**-23
 
 
 def absorb(hash_: Any, value: Any) -> Any:

@@ -5,6 +5,7 @@ T = tokens of a pass, E = experts, K = experts per token.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +16,13 @@ from moe_lab.routing.hook import opened, routed
 from moe_lab.routing.policy import PolicyFunction
 from moe_lab.routing.router import Router
 from moe_lab.routing.rules import Routing
+from moe_lab.routing.tokens import TokenPolicyFunction, with_tokens
 
 
 @contextmanager
-def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]:
+def override(
+    model: nn.Module, policy: PolicyFunction | TokenPolicyFunction, *, seed: int = 0
+) -> Iterator[list[Router]]:
     """Route the tokens of `model(...)` and `model.generate(...)` inside the context by `policy`;
     yields the routers.
 
@@ -37,7 +41,9 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
             pass at once, padding included. `routing` has `logits_TE`, `weights_TK` and `index_TK`
             (int64); the policy returns such a triple with other weights or indices, of K experts or
             fewer, or None for no change. The triple that it gets is a copy. `router` has the number
-            of its MoE `layer`.
+            of its MoE `layer`. A third argument `tokens` without a default gets the tokens and
+            their keyed noise (`PolicyTokens`): it is called as `policy(router, routing, tokens)`.
+        seed: key of that noise.
 
     The policy has the final decision, also inside: RoE, C3PO and masked experts of `expert_metrics`
     decide first, and `routing` is what they decided, for all samples of a pass. A weight of 0 drops
@@ -45,36 +51,66 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
 
     Raises ModelError for a model without a supported router. Raises RoutingError if the policy
     returns something else than a routing decision, if a pass bypasses a router, under gradient
-    checkpointing, and if no token was routed inside the context.
+    checkpointing, if no token was routed inside the context, and for a policy that takes tokens
+    where their text is unknown.
     """
-    calls = 0
-
-    def checked(router: Router, routing: Routing) -> Routing | None:
-        nonlocal calls
-        calls += 1
-        with torch.inference_mode(False):  # copies that count how often they were written to
-            copied = Routing(*(tensor.clone() for tensor in routing))
-        versions = [tensor._version for tensor in copied]
-        changed = policy(router, copied)
-        if changed is not None:
-            return _checked(changed, routing, router)
-        if versions != [tensor._version for tensor in copied]:
-            raise RoutingError(
-                f"The policy wrote into the decision for {router.name} and returned None, which "
-                "means no change: it must return routing._replace(index_TK=..., weights_TK=...)."
-            )
-        return None
-
-    with (
-        routed(model, checked, final=True) as routers,
-        opened(model, "override(model)", takes_ensembles=True),
-    ):
-        yield routers
-    if not calls:
+    with deciding_last(model, policy, seed) as decisions:
+        yield decisions.routers
+    if not decisions.count:
         raise RoutingError(
             f"No token passed the routers of {type(model).__name__} inside override(...): the "
             "policy changed nothing."
         )
+
+
+@dataclass
+class Decisions:
+    """What a policy of one's own decided."""
+
+    routers: list[Router]
+    count: int = 0
+    """How often it was called."""
+
+
+@contextmanager
+def deciding_last(
+    model: nn.Module, policy: PolicyFunction | TokenPolicyFunction, seed: int
+) -> Iterator[Decisions]:
+    """`override`, also for a context in which no token may be routed: one of several processes may
+    have nothing to answer."""
+    decisions = Decisions([])
+
+    def counted(router: Router, routing: Routing) -> Routing | None:
+        decisions.count += 1
+        return decision_of(decide, router, routing)
+
+    with (
+        with_tokens(model, policy, seed) as decide,
+        routed(model, counted, final=True) as routers,
+        opened(model, "override(model)", takes_ensembles=True),
+    ):
+        decisions.routers = routers
+        yield decisions
+
+
+def decision_of(policy: PolicyFunction, router: Router, routing: Routing) -> Routing | None:
+    """What a policy of one's own decides for a copy of the router's decision, widened to the
+    router's K experts; None for no change.
+
+    Raises RoutingError if it returns something else than a routing decision.
+    """
+    with torch.inference_mode(False):  # copies that count how often they were written to
+        copied = Routing(*(tensor.clone() for tensor in routing))
+    versions = [tensor._version for tensor in copied]
+    changed = policy(router, copied)
+    if changed is not None:
+        return _checked(changed, routing, router)
+    if versions != [tensor._version for tensor in copied]:
+        raise RoutingError(
+            f"The policy wrote into the decision for {router.name} and returned None, which "
+            "means no change: it must return routing._replace(index_TK=..., weights_TK=...)."
+        )
+    return None
 
 
 def _checked(changed: Any, routing: Routing, router: Router) -> Routing:

@@ -237,35 +237,54 @@ def _new_sequences(position_BS: Tensor, is_packed: bool) -> Tensor:
     return begins_BS.flatten().cumsum(0).view(B, S) - 1
 
 
-@contextmanager
-def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iterator[None]:
-    """Call `on_pass` before every forward pass of the model inside the context. No pass waits for
-    the device."""
-    # Of the newest pass without cached tokens: the number of its first sequence, and how many
-    # sequences it has. Packed texts are counted on the device.
-    first_number: int | Tensor = 0
-    count: int | Tensor = 0
+def inputs_of(args: tuple, kwargs: dict[str, Any]) -> Tensor:
+    """The tokens of a pass by its arguments: ids [B, S], or else embeddings [B, S, hidden]."""
+    inputs: Any = args[0] if args else kwargs.get("input_ids")
+    if inputs is None:
+        inputs = kwargs["inputs_embeds"]
+    return inputs
 
-    def before(args: tuple, kwargs: dict) -> None:
-        nonlocal first_number, count
-        inputs: Any = args[0] if args else kwargs.get("input_ids")
-        if inputs is None:
-            inputs = kwargs["inputs_embeds"]
+
+def cached_tokens(kwargs: dict[str, Any]) -> int:
+    """The number of cached tokens of each sequence before a pass."""
+    cache = cache_of(kwargs)
+    return 0 if cache is None else int(cache.get_seq_length())
+
+
+class PassReader:
+    """Reads the tokens of a model's passes from their arguments, and numbers the sequences over all
+    passes. It waits for no device."""
+
+    def __init__(self) -> None:
+        # Of the newest pass without cached tokens. Packed texts are counted on the device.
+        self.first_number: int | Tensor = 0
+        """The number of its first sequence."""
+        self._count: int | Tensor = 0
+        """How many sequences it has."""
+
+    def read(self, args: tuple, kwargs: dict[str, Any]) -> PassTokens:
+        """The tokens of the next pass."""
+        inputs = inputs_of(args, kwargs)
         B, S = inputs.shape[:2]
-        cache = cache_of(kwargs)
-        cached = 0 if cache is None else int(cache.get_seq_length())
+        cached = cached_tokens(kwargs)
         real_BS, position_BS = _positions(inputs, kwargs, cached)
         if cached:  # each row continues a sequence of that pass
             number_BS = torch.arange(B, device=inputs.device)[:, None].expand(B, S)
         else:
             is_packed = kwargs.get("attention_mask") is None
             number_BS = _new_sequences(position_BS, is_packed)
-            first_number = first_number + count
-            count = 1 + number_BS[-1, -1]
-        sequence_BS = first_number + number_BS
-        on_pass(PassTokens(real_BS.reshape(-1), sequence_BS.reshape(-1), position_BS.reshape(-1)))
+            self.first_number = self.first_number + self._count
+            self._count = 1 + number_BS[-1, -1]
+        sequence_BS = self.first_number + number_BS
+        return PassTokens(real_BS.reshape(-1), sequence_BS.reshape(-1), position_BS.reshape(-1))
 
-    handles = on_passes(model, before)
+
+@contextmanager
+def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iterator[None]:
+    """Call `on_pass` before every forward pass of the model inside the context. No pass waits for
+    the device."""
+    reader = PassReader()
+    handles = on_passes(model, lambda args, kwargs: on_pass(reader.read(args, kwargs)))
     try:
         yield
     finally:

@@ -39,7 +39,7 @@ class Workload:
             self, documents=self.documents + other.documents, asked=self.asked + other.asked
         )
 
-    def tokens(self, ensemble: Ensemble) -> float:
+    def tokens(self, ensemble: Ensemble, *, apart: bool = False) -> float:
         """Tokens that an ensemble puts through the model (`planned_tokens`)."""
         asked_by_weight: dict[float, Asked] = {}
         for weight, asked in self.asked:
@@ -47,7 +47,7 @@ class Workload:
         tokens: float = 0
         for weight, asked in asked_by_weight.items():
             tokens += weight * planned_tokens(
-                asked, ensemble, shares_beginnings=self.shares_beginnings
+                asked, ensemble, shares_beginnings=self.shares_beginnings, apart=apart
             )
         return tokens
 

@@ -122,8 +122,8 @@ def test_steps_keep_one_beginning_in_memory(olmoe, monkeypatch):
     prefixes: list[weakref.ref] = []
     alive_in_steps: list[int] = []
 
-    def noting_prefix(forward, tokens, length):
-        prefix = shared_prefix(forward, tokens, length)
+    def noting_prefix(forward, tokens, length, noise_key):
+        prefix = shared_prefix(forward, tokens, length, noise_key)
         prefixes.append(weakref.ref(prefix))
         return prefix
 

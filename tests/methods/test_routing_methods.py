@@ -11,6 +11,7 @@ a function that no worker can import.
 
 import importlib
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ import pytest
 import torch
 
 import moe_lab
+from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.methods import get_method
 from moe_lab.methods.expert_counts import TopK, TopP
 from moe_lab.methods.policy_method import PolicyMethod
 from moe_lab.methods.repeatable import repeats_itself
+from moe_lab.methods.roe import RoE
 from moe_lab.results import code_digest
 from moe_lab.results.identity import run_id
 from moe_lab.routing import find_routers
@@ -327,18 +330,40 @@ def at_times(router, routing):
 def seeded(router, routing):
     torch.manual_seed(router.layer)
     return draws(router, routing)
+
+
+def counts_texts(router, routing, tokens):
+    """A number of calls in `tokens.state`, which is of no text."""
+    calls = tokens.state.setdefault("calls", [])
+    calls.append(router.layer)
+    return routing._replace(weights_TK=routing.weights_TK / len(calls))
+
+
+def keyed(router, routing, tokens, temperature=3.0):
+    """`draws` with the noise of its tokens."""
+    scores_TE = router.scores(routing.logits_TE) + temperature * tokens.gumbel(router)
+    index_TK = router.choose(scores_TE, routing.index_TK.shape[-1])
+    weights_TK = router.weights(routing.logits_TE, index_TK)
+    return routing._replace(index_TK=index_TK, weights_TK=weights_TK)
 '''
 
 
-@pytest.mark.parametrize(
-    ("function", "repeats"),
-    [("draws", False), ("shrinks", False), ("at_times", False), ("seeded", True)],
-)
-def test_a_policy_that_decides_differently_each_time_says_so(ideas, function, repeats, tokenizer):
-    """`at_times` decides alike in both passes with a probability of 2 ** -4 and less."""
+@pytest.mark.parametrize("function", ["draws", "shrinks", "at_times", "counts_texts"])
+def test_a_policy_that_decides_differently_each_time_is_refused(ideas, function, tokenizer):
+    """`at_times` would decide alike in both passes with a probability of 2 ** -4."""
+    random.seed(3)
+    ideas.write_text(RANDOM, encoding="utf-8")
+    refusal = pytest.raises(
+        ConfigError, match=f"ideas.py:{function}: it decides differently in two"
+    )
+    with refusal, opened(policy(function), small_model("olmoe"), tokenizer):
+        pass
+
+
+@pytest.mark.parametrize("function", ["seeded", "keyed"])
+def test_a_random_policy_that_repeats_itself_runs(ideas, function, tokenizer):
     ideas.write_text(RANDOM, encoding="utf-8")
     with opened(policy(function), small_model("olmoe"), tokenizer) as lm:
-        assert lm.session_info == ({} if repeats else {"not-reproducible": True})
         answered(lm, "loglikelihood", PAIRS[:1])
 
 
@@ -349,22 +374,128 @@ def test_the_test_leaves_the_random_numbers_of_others_as_they_are(ideas):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_its_rows_have_the_note_and_no_p(ideas, tmp_path, capsys):
+def test_the_command_refuses_random_numbers_of_its_own_and_says_what_to_do(ideas, tmp_path, capsys):
     ideas.write_text(RANDOM, encoding="utf-8")
-    keys = [
-        "method.policy=ideas.py:draws",
-        "task=toy_choice",
-        "limit=40",
-        f"output_dir={tmp_path}/out",
-    ]
-    for _ in range(2):  # computed, and stored
-        ended = run_command(capsys, "method=policy", *keys)
+    keys = ["method.policy=ideas.py:draws", "task=toy_choice", "limit=4", "baseline=false"]
+    ended = run_command(capsys, "method=policy", *keys, f"output_dir={tmp_path}/out")
+    assert ended.code == 2
+    assert "method.policy=ideas.py:draws: it decides differently in two equal passes" in ended.err
+    assert "tokens.gumbel(router)" in ended.err
+
+
+def test_the_seed_is_in_the_identity_of_a_policy_with_tokens_alone(ideas):
+    ideas.write_text(RANDOM, encoding="utf-8")
+    assert policy("keyed").random
+    assert not policy("seeded").random
+    assert policy("keyed").arguments == {"temperature": 3.0}, "tokens are no key"
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_bytes(ideas, tmp_path, capsys):
+    """Five times; other batches give the same texts, another seed does not."""
+    ideas.write_text(RANDOM, encoding="utf-8")
+    command = ["method=policy", "method.policy=ideas.py:keyed", "task=toy_math", "limit=12"]
+
+    def samples(name: str, *keys: str) -> bytes:
+        output = f"output_dir={tmp_path}/{name}"
+        ended = run_command(capsys, *command, "baseline=false", output, *keys)
         assert ended.code == 0, ended.err
-        assert "not-reproducible: the policy decides differently" in ended.out
-        [row] = [line for line in ended.out.splitlines() if line.startswith("policy ")]
-        assert row.endswith("not-reproducible"), "a row of the table, and no verdict"
-    results = moe_lab.run(["method=policy", *keys], quiet=True)
-    assert results.frame().set_index("method")["p"].isna()["policy"]
+        [file] = ended.folders[-1].glob("samples_*.jsonl")
+        return file.read_bytes()
+
+    first = samples("0")
+    for time in range(1, 5):
+        assert samples(str(time)) == first
+    for batch_size in (1, 5):
+        assert samples(f"batch{batch_size}", f"batch_size={batch_size}") == first
+    assert samples("seed", "seed=1") != first
+
+
+@pytest.mark.slow
+def test_the_mean_over_seeds_has_a_p(ideas, tmp_path):
+    ideas.write_text(RANDOM, encoding="utf-8")
+    command = ["method=policy", "method.policy=ideas.py:keyed", "task=toy_choice", "limit=20"]
+    frame = moe_lab.run([*command, "seeds=3", f"output_dir={tmp_path}"], quiet=True).frame()
+    means = frame[(frame["method"] == "policy") & frame["seed"].isna()]
+    assert means["seeds"].tolist() == [3] * len(means)
+    assert means["p"].notna().all()
+
+
+@pytest.mark.parametrize("family", ["olmoe", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize("cache", ["clean", "standard"])
+def test_roe_is_the_average_of_a_function_with_gumbel_noise(ideas, family, cache, tokenizer):
+    """To the bit: the noise has the same keys."""
+    ideas.write_text(RANDOM, encoding="utf-8")
+    model = small_model(family)
+    shape = {"n": 3, "cache": cache}
+    by_function = policy("keyed", temperature=0.7, **shape)
+    by_roe = RoE(RoE.Config(temperature=0.7, skip_layers=0, **shape))
+    answers = []
+    costs = []
+    for method in (by_function, by_roe):
+        with opened(method, model, tokenizer, seed=4) as lm:
+            answers.append(both_answers(lm))
+            costs.append(lm.cost)
+    assert answers[0] == answers[1]
+    assert costs[0] == costs[1], "tokens and changed decisions"
+    assert costs[0]["changed_decisions"] > 0
+
+
+def test_what_a_function_with_samples_says(ideas):
+    ideas.write_text(RANDOM, encoding="utf-8")
+    method = policy("keyed", n=8, cache="standard")
+    facts_identity = method.identity(FACTS)
+    assert (facts_identity["n"], facts_identity["cache"]) == (8, "standard")
+    assert method.planned_ensemble().n == 8
+    assert method.expert_metrics == "none"
+    counters = {"changed_decisions": 3, "noisy_decisions": 4}
+    block = method.report(FACTS, counters, {})["policy"]
+    assert block["changed_fraction"] == 0.75
+    assert (block["n"], block["cache"]) == (8, "standard")
+    assert method.settings({"temperature": 2.0}) == {"temperature": 2.0}, "as in RoE's profiles"
+
+    assert "n" not in policy("keyed").identity(FACTS), "ids without samples stay"
+    assert policy("keyed", n=1).identity(FACTS) == policy("keyed").identity(FACTS)
+
+
+def test_an_argument_n_of_the_function_is_its_own(ideas):
+    own = policy("with_own_n")
+    assert own.arguments == {"n": 8, "cache": "clean"}
+    assert policy("with_own_n", n=None).arguments == own.arguments, "as conf/ gives it"
+    assert policy("with_own_n", n=3).arguments["n"] == 3
+    assert policy("with_own_n", n=3).planned_ensemble().n == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "keys", "message"),
+    [
+        ("seeded", {"n": 2}, "all samples would be the same"),
+        ("keyed", {"cache": "standard"}, "has no effect on one routing"),
+        ("with_cache", {"n": 2}, "samples attend to a `cache`"),
+        ("keyed", {"n": 0}, "n"),
+        ("keyed", {"n": 2, "cache": "none"}, "cache"),
+    ],
+)
+def test_samples_that_cannot_be_drawn_are_refused(ideas, function, keys, message):
+    own_cache = "\ndef with_cache(router, routing, tokens, cache=1): pass\n"
+    ideas.write_text(RANDOM + own_cache, encoding="utf-8")
+    values = {"name": "policy", "policy": f"ideas.py:{function}"} | keys
+    with pytest.raises(ConfigError, match=message):
+        build(get_method("policy").config_class(values), values, "method.")
+
+
+@pytest.mark.slow
+def test_the_command_averages_samples_and_plans_their_tokens(ideas, tmp_path, capsys):
+    ideas.write_text(RANDOM, encoding="utf-8")
+    command = ["method=policy", "method.policy=ideas.py:keyed", "task=toy_choice", "limit=6"]
+    for keys in (["method.n=3"], ["method.n=3", "method.cache=standard"], []):
+        output = f"output_dir={tmp_path}/{len(keys)}"
+        ended = run_command(capsys, *command, *keys, "baseline=false", output)
+        assert ended.code == 0, ended.err
+        results = ended.results[-1]["moe_lab"]
+        planned = moe_lab.plan([*command, *keys, "baseline=false", f"{output}/plan"])
+        assert planned.frame()["tokens"].tolist() == [results["cost"]["tokens_in"]]
+        assert ("n" in results["policy"]) == bool(keys)
 
 
 def test_a_plain_function_is_the_policy_of_a_method(tokenizer):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.routing.noise import absorb
+from moe_lab.routing.tokens import KeyedTokens
 
 T = TypeVar("T")
 
@@ -180,6 +181,9 @@ class Tokens:
     noise_key_B: Tensor
     """Key of each sequence's noise, its `document_key`."""
     sample_index_B: Tensor
+    prompt_length_B: Tensor
+    """int64: tokens of each sequence's prompt, or of its context when scoring. Later ones are
+    new."""
     most_logits: int
     """Logit positions of the sequence that has most of them."""
     real_BS: Tensor
@@ -208,6 +212,26 @@ class Tokens:
             causal = causal.tril(prefix)
         return causal.expand(B, -1, -1)
 
+    def keyed(self) -> KeyedTokens:
+        """The B x S tokens, as a policy of the base model knows them."""
+        B, S = self.ids_BS.shape
+        sequence_B = torch.arange(B, device=self.ids_BS.device)
+
+        def of_tokens(values_B: Tensor) -> Tensor:
+            """[B x S]: the values of each sequence, for its tokens."""
+            return values_B[:, None].expand(B, S).reshape(-1)
+
+        position_T = self.position_BS.reshape(-1)
+        return KeyedTokens(
+            real_T=self.real_BS.reshape(-1),
+            sequence_T=of_tokens(sequence_B),
+            position_T=position_T,
+            new_T=position_T >= of_tokens(self.prompt_length_B),
+            document_T=of_tokens(self.noise_key_B),
+            repeat_T=of_tokens(self.sample_index_B),
+            sample_T=torch.zeros_like(position_T),
+        )
+
 
 class TokenTree:
     """A context, and the continuations that branch off its end.
@@ -220,6 +244,8 @@ class TokenTree:
         continuations: token ids of each, at least one.
         cached: number of the context's tokens that are in the cache.
         noise_key, sample_index: the keys of the noise, `document` and `repeat` of `gumbel`.
+        prompt_length: tokens of the prompt, if generated ones are part of the context; None: all of
+            it is the prompt.
     """
 
     def __init__(
@@ -229,9 +255,11 @@ class TokenTree:
         cached: int = 0,
         noise_key: int = 0,
         sample_index: int = 0,
+        prompt_length: int | None = None,
     ):
         self.noise_key = noise_key
         self.sample_index = sample_index
+        self.prompt_length = len(context) if prompt_length is None else prompt_length
         self.continuations = continuations
         self.context = context
         self.cached = cached
@@ -329,13 +357,16 @@ def collate(
     if _need_mask(rows, S, left):
         visible_BSK = torch.from_numpy(_visible(rows, S, prefix, start)).to(device)
     columns_of_rows = [row.logit_columns() for row in rows]
+    keys = [(tree.noise_key, tree.sample_index, tree.prompt_length) for tree in trees]
+    noise_key_B, sample_index_B, prompt_length_B = torch.tensor(keys, device=device).unbind(1)
     return Tokens(
         ids_BS=torch.from_numpy(ids_BS).to(device),
         position_BS=torch.from_numpy(position_BS).to(device),
         visible_BSK=visible_BSK,
         logit_positions_M=_flat_indices(columns_of_rows, S).to(device),
-        noise_key_B=torch.tensor([tree.noise_key for tree in trees], device=device),
-        sample_index_B=torch.tensor([tree.sample_index for tree in trees], device=device),
+        noise_key_B=noise_key_B,
+        sample_index_B=sample_index_B,
+        prompt_length_B=prompt_length_B,
         most_logits=max(len(columns) for columns in columns_of_rows),
         real_BS=torch.from_numpy(real_BS).to(device),
         names_BS=partial(_names, rows, S),

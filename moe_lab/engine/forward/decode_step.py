@@ -39,7 +39,7 @@ class DecodeStep:
         cache: of all tokens but the newest of each sequence, with room for all steps. It is used by
             these steps alone.
         real_BT: bool, the cached slots that hold a token.
-        noise_key_B, sample_index_B: of `Tokens`.
+        noise_key_B, sample_index_B, prompt_length_B: of `Tokens`.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class DecodeStep:
         real_BT: Tensor,
         noise_key_B: Tensor,
         sample_index_B: Tensor,
+        prompt_length_B: Tensor,
     ):
         device = forward.device
         B, T = real_BT.shape
@@ -59,6 +60,7 @@ class DecodeStep:
         self.cache = cache
         self.noise_key_B = noise_key_B
         self.sample_index_B = sample_index_B
+        self.prompt_length_B = prompt_length_B
         self.length = T
         """Slots in use."""
         self.input_4B = torch.zeros(4, B, dtype=torch.int64, device=device)
@@ -150,6 +152,7 @@ class DecodeStep:
             logit_positions_M=self.row_B,
             noise_key_B=self.noise_key_B,
             sample_index_B=self.sample_index_B,
+            prompt_length_B=self.prompt_length_B,
             most_logits=1,
             real_BS=self.input_4B[2][:, None].bool(),
             names_BS=lambda: np.zeros((len(self.row_B), 1), dtype=np.int64),

@@ -34,6 +34,7 @@ from moe_lab.engine.forward.layers import (
 )
 from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.routing import Policy, Router, Routing, routed
+from moe_lab.routing.tokens import KeyedTokens, decides_by_tokens, told
 
 if TYPE_CHECKING:
     from moe_lab.engine.hf import Request
@@ -100,9 +101,6 @@ class PassResult(NamedTuple):
 class EnsembleForward:
     """A causal language model that computes next-token logits over a `KVCache`."""
 
-    shares_beginnings = True
-    """Whether a prefix that prompts share may be read once for all of them."""
-
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         self.model = model
         self.ensemble = ensemble
@@ -164,6 +162,11 @@ class EnsembleForward:
         return not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
     @property
+    def shares_beginnings(self) -> bool:
+        """Whether a prefix that prompts share may be read once for all of them."""
+        return not decides_by_tokens(self.model)
+
+    @property
     def extra_slots(self) -> int:
         """Slots of the cache that the noisy samples of a logit position take during a pass."""
         return self._samples.extra_slots if self._samples else 0
@@ -218,17 +221,26 @@ class EnsembleForward:
             full_mask = masks.of(FULL)
         self._windows.expect(masks)
         self.rotary.expect(tokens.lengths)
-        output = self.model(
-            input_ids=tokens.ids_BS,
-            attention_mask=full_mask,
-            position_ids=tokens.position_BS,
-            cache=cache,
-            use_cache=True,
-        )
+        with told(self.model, lambda: self._stages(tokens, forked=places is not None)):
+            output = self.model(
+                input_ids=tokens.ids_BS,
+                attention_mask=full_mask,
+                position_ids=tokens.position_BS,
+                cache=cache,
+                use_cache=True,
+            )
         if routing is not None:
             routing.expect(None)  # counts the decisions of this pass
         logits_MnV = output.logits[0, : M * n].unflatten(0, (M, n))
         return PassResult(logits_MnV, noisy_count)
+
+    def _stages(self, tokens: Tokens, forked: bool) -> list[KeyedTokens]:
+        """The tokens of the layers before samples fork, and of those after."""
+        stages = [tokens.keyed()]
+        if forked:
+            assert self._samples is not None
+            stages.append(self._samples.keyed(tokens))
+        return stages
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         """The output head's input, [B, R, hidden] -> [1, M n, hidden]."""

@@ -26,6 +26,7 @@ from moe_lab.engine.forward.layers import (
     layer_inputs,
 )
 from moe_lab.routing.samples import NoisyTokens
+from moe_lab.routing.tokens import KeyedTokens
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,19 @@ class CleanHistory:
         self._per_token = PerToken(fork.copies)
         return SamplePlaces(fork.logits_at, noisy)
 
+    def keyed(self, tokens: Tokens) -> KeyedTokens:
+        """The B x R slots of the pass, as a policy knows them."""
+        assert self._fork is not None
+        fork = self._fork
+        B, S = tokens.ids_BS.shape
+        R = fork.source_BR.shape[1]
+        slots = tokens.keyed().at((fork.sequence_B1 * S + fork.source_BR).reshape(-1))
+        sample_T = torch.zeros_like(slots.sample_T)
+        sample_T[fork.noisy.index] = fork.noisy.row
+        is_clean_T = (torch.arange(R, device=sample_T.device) < S).repeat(B)
+        real_T = slots.real_T & (is_clean_T | (sample_T > 0))
+        return replace(slots, sample_T=sample_T, real_T=real_T)
+
     def _before_layer(
         self, layer: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:
@@ -255,6 +269,15 @@ class OwnHistory:
         sample_n = torch.arange(self.n, device=tokens.ids_BS.device)
         logits_at = (sequence_M[:, None] * self.n + sample_n) * S + token_M[:, None]
         return SamplePlaces(logits_at, self._noisy_tokens(tokens))
+
+    def keyed(self, tokens: Tokens) -> KeyedTokens:
+        """The B x n x S tokens of the pass, as a policy knows them."""
+        B, S = tokens.ids_BS.shape
+        token_BS = torch.arange(B * S, device=tokens.ids_BS.device).view(B, S)
+        of_samples = tokens.keyed().at(self._repeated(token_BS).reshape(-1))
+        sample_n = torch.arange(self.n, device=tokens.ids_BS.device)
+        sample_T = sample_n[:, None].expand(B, self.n, S).reshape(-1)
+        return replace(of_samples, sample_T=sample_T)
 
     def _noisy_tokens(self, tokens: Tokens) -> NoisyTokens:
         """All tokens of all samples but the first of each sequence, without padding."""

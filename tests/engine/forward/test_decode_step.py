@@ -167,6 +167,7 @@ def step_logits(model, compiled):
                 logit_positions_M=torch.arange(2),
                 noise_key_B=torch.tensor([4, 2]),
                 sample_index_B=torch.zeros(2, dtype=torch.long),
+                prompt_length_B=torch.tensor([4, 2]),
                 most_logits=1,
                 real_BS=torch.ones(2, 1, dtype=torch.bool),
                 names_BS=lambda: np.zeros((2, 1), dtype=np.int64),

@@ -122,6 +122,34 @@ def test_two_processes_give_the_results_of_one(one_process, tmp_path):
     assert codes == [0, 0], "stored results are shown"
 
 
+DRAWS = """
+def draws(router, routing, tokens, temperature=3.0):
+    scores_TE = router.scores(routing.logits_TE) + temperature * tokens.gumbel(router)
+    index_TK = router.choose(scores_TE, routing.index_TK.shape[-1])
+    weights_TK = router.weights(routing.logits_TE, index_TK)
+    return routing._replace(index_TK=index_TK, weights_TK=weights_TK)
+"""
+
+
+@pytest.mark.slow
+def test_the_noise_of_a_policy_is_that_of_one_process(tmp_path):
+    (tmp_path / "draws.py").write_text(DRAWS, encoding="utf-8")
+    policy = f"method.policy={tmp_path}/draws.py:draws"
+    command = ["method=policy", policy, "task=toy_math", "limit=6", "baseline=false", "device=cpu"]
+    answers = []
+    log = tmp_path / "ranks.log"
+    for name in ("one", "two"):
+        arguments = [*command, f"output_dir={tmp_path}/{name}"]
+        if name == "one":
+            assert main(arguments) == 0
+        else:
+            assert fork_ranks(main, arguments, log=log) == [0, 0], log.read_text()
+        [responses] = (tmp_path / name).glob("runs/*/responses.jsonl")
+        answers.append(answers_of(responses))
+    assert len(answers[0]) == 6
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.slow
 def test_one_process_continues_what_two_have_begun(one_process, tmp_path):
     output = tmp_path / "out"

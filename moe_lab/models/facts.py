@@ -16,7 +16,9 @@ from transformers import PreTrainedConfig
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, first_line
 from moe_lab.models.adapters import check_adapter
+from moe_lab.models.distributed import is_split
 from moe_lab.models.source import adapter_folder, load_config, model_commit, model_source
+from moe_lab.models.text_part import has_towers
 from moe_lab.routing import Family, family_of_type
 
 LINEAR_ONLY = "aqlm auto-round awq bitnet bitsandbytes eetq gptq higgs hqq quanto spqr vptq"
@@ -132,6 +134,11 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     here.
     """
     config = load_config(model, offline=offline)
+    if is_split(model) and has_towers(config):
+        raise ConfigError(
+            f"model.load.tp_plan splits models of text alone, and {config.model_type} reads "
+            "images, too. Use model.device_map=auto."
+        )
     routing = routing_facts(config)
     check_quantization(config, model_source(model), routing["moe_layers"])
     adapter = adapter_folder(model, offline=offline)

@@ -25,7 +25,7 @@ from moe_lab import RoE
 from moe_lab.config.schema import ModelConfig
 from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.lm import EngineLM
-from moe_lab.errors import ModelError
+from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.finetune_freeze.adapter import with_adapter
 from moe_lab.methods.finetune_freeze.parameter_groups import (
     counts,
@@ -36,7 +36,7 @@ from moe_lab.methods.finetune_freeze.parameter_groups import (
 from moe_lab.methods.virtual_tokens.training import VirtualTokensLM
 from moe_lab.methods.virtual_tokens.training import with_adapter as virtual_tokens
 from moe_lab.models.auto_class import experts_option
-from moe_lab.models.facts import resolve_dtype
+from moe_lab.models.facts import model_facts, resolve_dtype
 from moe_lab.models.memory import weight_bytes
 from moe_lab.models.source import load_config
 from moe_lab.models.text_part import tower_parameters
@@ -228,6 +228,13 @@ def test_refused_models_are_named_with_the_reason():
     text = " ".join((ROOT / "docs" / "models.md").read_text().split())
     for model_type, reason in REFUSED_IMAGE_TEXT.items():
         assert f"`{model_type}`: {reason}" in text
+
+
+def test_tensor_parallelism_is_refused_before_weights_load(tmp_path):
+    small_model("qwen3_vl_moe").config.save_pretrained(tmp_path)
+    split = ModelConfig(path=str(tmp_path), load={"tp_plan": "auto"})
+    with pytest.raises(ConfigError, match=r"model\.load\.tp_plan(.|\n)*qwen3_vl_moe"):
+        model_facts(split, dtype="float32", device="cpu", offline=True)
 
 
 # The command

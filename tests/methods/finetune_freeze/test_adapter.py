@@ -161,7 +161,7 @@ def test_the_saved_adapter_gives_the_logits_of_the_trained_model(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rr": 3}, "Unknown field method.peft.rr of LORA. Did you mean 'r'"),
+        ({"rr": 3}, "Unknown LORA field method.peft.rr. Did you mean 'r'"),
         ({"peft_type": "LARA"}, "Did you mean 'LORA'"),
         ({"peft_type": "PROMPT_TUNING"}, "Use method=soft-prompt"),
         ({"peft_type": "ADALORA"}, "ADALORA is not taken"),

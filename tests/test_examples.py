@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lm_eval.api.instance import Instance
 
 import moe_lab
@@ -41,6 +42,8 @@ from moe_lab.config.validators import PositiveFloat
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.tunable_method import GridMethod
+from moe_lab.routing import PolicyTokens, Router, Routing
+from moe_lab.routing.override import override
 from moe_lab.runs.results import Results
 from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
@@ -176,8 +179,8 @@ def test_an_example_has_at_most_twenty_lines():
 def test_the_public_names():
     """A name that is taken away breaks what others wrote."""
     names = (
-        "C3PO ExpertMetrics RoE compare expert_metrics freeze lm override plan record report run "
-        "tiny"
+        "C3PO ExpertMetrics RoE Routes compare compare_routes expert_metrics freeze lm override "
+        "plan record replay report run tiny"
     )
     assert sorted(moe_lab.__all__) == names.split()
 
@@ -376,6 +379,42 @@ def test_the_method_with_a_grid(sharper, olmoe, tokenizer):
     assert sharper_answers[0] != base_answers(olmoe, tokenizer)[0]
     with pytest.raises(ConfigError, match="power"):
         kind.Config(power=0.0)
+
+
+def test_expert_dropout_is_a_loop_over_tokens(work, olmoe, tokenizer):
+    """The page's function is the file's. Without dropout it is the base model; else each token has
+    its experts that stay, and the best of the others."""
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    [snippet] = re.findall(r"# expert_dropout\.py\n(.*?)```", page, re.DOTALL)
+    code = Path("expert_dropout.py").read_text(encoding="utf-8")
+    assert code.endswith(snippet)
+
+    keys = {"name": "policy", "policy": "expert_dropout.py:expert_dropout"}
+    method: Any = get_method("policy")
+    config_class = method.config_class(keys)
+    with opened(method(config_class(**keys, p=0.0)), olmoe, tokenizer) as lm:
+        assert both_answers(lm) == base_answers(olmoe, tokenizer)
+    with opened(method(config_class(**keys, p=0.5, n=4)), olmoe, tokenizer) as lm:
+        assert both_answers(lm)[0] != base_answers(olmoe, tokenizer)[0]
+
+    function = method(config_class(**keys)).function
+    seen = []
+
+    def compare(router: Router, routing: Routing, tokens: PolicyTokens) -> Routing:
+        changed = function(router, routing, tokens, p=0.5)
+        uniform = tokens.uniform(router)
+        for token, logits in enumerate(routing.logits_TE.tolist()):
+            own = routing.index_TK[token].tolist()
+            kept = {expert for expert in own if uniform[token, expert] >= 0.5}
+            others = sorted(set(range(len(logits))) - set(own), key=lambda e: -logits[e])
+            expected = kept | set(others[: len(own) - len(kept)])
+            assert set(changed.index_TK[token].tolist()) == expected
+            seen.append(len(kept))
+        return changed
+
+    with override(olmoe, compare, seed=3), torch.no_grad():
+        olmoe(torch.arange(40)[None])
+    assert set(seen) == {0, 1, 2}
 
 
 @pytest.mark.slow

@@ -13,10 +13,12 @@ import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
+from integrations.vllm.moe_lab_vllm.options import Options
 from integrations.vllm.tests.cases import ANSWERS, CASES
 from integrations.vllm.tests.write_answers import answers_of, context_of, loaded, prompts_of
 from tests.support.rounding import approx
@@ -86,3 +88,9 @@ def test_imports_need_no_transformers():
     modules = sorted({imported.module for imported in imports_of_moe_lab()})
     code = f"import sys; sys.modules['transformers'] = None; import {', '.join(modules)}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_policy_of_ones_own_is_refused():
+    config = SimpleNamespace(additional_config={"policy": "idea.py:f", "roe": {"n": 2}})
+    with pytest.raises(ValueError, match="additional_config policy='idea.py:f'.*Use method=policy"):
+        Options.of(config)

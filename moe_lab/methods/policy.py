@@ -9,15 +9,18 @@
     python -m moe_lab method=policy method.policy=my_idea.py:drop_weakest method.scale=0.5 \\
         task=arc_easy
 
-The function is what `moe_lab.override` takes. Its arguments with defaults are keys of the method.
+The function is what `moe_lab.override` takes. Its arguments with defaults are keys of the method. A
+third argument `tokens` without a default gets the tokens and their keyed noise
+(`moe_lab.routing.tokens`); with `method.n=8` eight samples of such a function are averaged.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import lru_cache, partial
@@ -33,7 +36,7 @@ from moe_lab.config.validators import PositiveInt, UserPath, did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import ensemble_lm
 from moe_lab.methods.method import Context, Method
-from moe_lab.methods.tunable_method import GridMethod, Settings
+from moe_lab.methods.tunable_method import GridMethod, Settings, default_of
 from moe_lab.results.code_digest import imports_digest
 from moe_lab.tasks.workload import Workload
 
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 ENSEMBLE_KEYS = frozenset({"n", "cache"})
 """Keys of routing samples, unless they are arguments of the function."""
+MOST_TRIALS = 10_000
+"""Combinations of `space` that tuning=grid tries at most: each is a trial."""
 
 
 class FunctionPolicy(GridMethod):
@@ -64,7 +69,8 @@ class FunctionPolicy(GridMethod):
         """`<file>.py:<function>`."""
         space: dict[str, list[int | float]] | None = None
         """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the ends of
-        the range, which the function's default widens where it lies outside."""
+        the range, which the function's default widens where it lies outside. Those of a list are
+        for each of its entries."""
         n: PositiveInt | None = None
         """Routing samples of each token: sample 0 is the base model, the others are draws of the
         function; None: 1, one routing by the function."""
@@ -79,7 +85,7 @@ class FunctionPolicy(GridMethod):
         def __post_init__(self) -> None:
             for key in ENSEMBLE_KEYS - self.ensemble_keys:
                 if getattr(self, key) is None:  # conf/ has no default of the function
-                    setattr(self, key, type(self).__dataclass_fields__[key].default)
+                    setattr(self, key, default_of(type(self).__dataclass_fields__[key]))
             super().__post_init__()
             if self.samples > 1:
                 self._check_samples()
@@ -124,7 +130,7 @@ class FunctionPolicy(GridMethod):
         self.digest = loaded.file_sha256
         self.arguments = {key: getattr(self.config, key) for key in defaults_of(self.function)}
         """The values of the function's keys."""
-        self.open_ended = tuple(self.config.space or ())
+        self.open_ended = tuple(name for names in self._parameters.values() for name in names)
         self.random = takes_tokens(self.function)
         if self.config.samples > 1:
             self.expert_metrics = "none"
@@ -160,30 +166,108 @@ class FunctionPolicy(GridMethod):
         """The function's defaults for the keys of `space`, then every other combination of its
         values.
 
-        Raises ConfigError without a `space`, and for a key that has no number.
+        Raises ConfigError without a `space`, for a key that has no number, and for more than
+        `MOST_TRIALS` combinations.
+        """
+        values_of = self._values_of_parameters()
+        combinations = math.prod(len(values) for values in values_of.values())
+        if combinations > MOST_TRIALS:
+            raise ConfigError(
+                f"method.space has {combinations:,} combinations, and tuning=grid tries at most "
+                f"{MOST_TRIALS:,}. Give fewer values, or use tuning=tpe."
+            )
+        first = self._first_settings
+        grid = [first]
+        for values in product(*values_of.values()):
+            settings = dict(zip(values_of, values, strict=True))
+            if settings != first:
+                grid.append(settings)
+        return grid
+
+    def corners(self, facts: ModelFacts) -> list[Settings]:
+        """As `grid`. The entries of a list, whose combinations may be very many, get the values of
+        `space` one after the other."""
+        if not any(isinstance(self.arguments.get(key), list) for key in self.config.space or ()):
+            return self.grid(facts)
+        values_of = self._values_of_parameters()
+        corners = [self._first_settings]
+        for place in range(max(len(values) for values in values_of.values())):
+            corners.append(
+                {name: values[place % len(values)] for name, values in values_of.items()}
+            )
+        return corners
+
+    def values(self, settings: Settings) -> dict[str, Any]:
+        """The values of the function's keys, those of a list from its entries' parameters.
+
+        Integers stay integers: a sampler draws other numbers between those of a list.
+        """
+        values: dict[str, Any] = dict(settings)
+        for key, names in self._parameters.items():
+            if not isinstance(self.arguments[key], list):
+                continue
+            entries = [values.pop(name) for name in names]
+            if _are_integers([*self.arguments[key], *(self.config.space or {})[key]]):
+                entries = [round(entry) for entry in entries]
+            values[key] = entries
+        return values
+
+    @property
+    def _parameters(self) -> dict[str, list[str]]:
+        """The parameters of a study for each key of `space`: the key itself, or of a list `k` one
+        for each entry: `k_0`, `k_1`, ..."""
+        parameters = {}
+        for key in self.config.space or ():
+            value = self.arguments.get(key)
+            if isinstance(value, list):
+                parameters[key] = [f"{key}_{entry}" for entry in range(len(value))]
+            else:
+                parameters[key] = [key]
+        return parameters
+
+    @property
+    def _first_settings(self) -> Settings:
+        """The function's defaults for the keys of `space`; of a list, the given one."""
+        defaults = defaults_of(self.function)
+        settings: Settings = {}
+        for key, names in self._parameters.items():
+            if isinstance(self.arguments[key], list):
+                settings |= dict(zip(names, self.arguments[key], strict=True))
+            else:
+                settings[key] = defaults[key]
+        return settings
+
+    def _values_of_parameters(self) -> dict[str, list[int | float]]:
+        """The values of `space` for each parameter of a study.
+
+        Raises ConfigError without a `space`, for a key that has no number, and for the parameter of
+        a list's entry that has the name of another key.
         """
         space = self.config.space
-        defaults = {}
-        for key, default in defaults_of(self.function).items():
-            if type(default) in (int, float):
-                defaults[key] = default
+        numbers = []
+        for key, value in self.arguments.items():
+            if type(value) in (int, float, list):
+                numbers.append(key)
         if not space:
-            example = next(iter(defaults), "key")
+            example = next(iter(numbers), "key")
             raise ConfigError(
                 f"tuning= needs the values to try: method.space={{{example}: [0.5, 1.0]}}."
             )
-        for key in space:
-            if key not in defaults:
+        values_of: dict[str, list[int | float]] = {}
+        for key, values in space.items():
+            if key not in numbers:
                 raise ConfigError(
                     f"method.space.{key}: {self.config.policy} has no such key with a number."
-                    f"{did_you_mean(key, list(defaults))}"
+                    f"{did_you_mean(key, numbers)}"
                 )
-        grid = [{key: defaults[key] for key in space}]
-        for values in product(*space.values()):
-            settings = dict(zip(space, values, strict=True))
-            if settings != grid[0]:
-                grid.append(settings)
-        return grid
+            for name in self._parameters[key]:
+                if name != key and name in self.arguments:
+                    raise ConfigError(
+                        f"method.space.{key}: its entry is searched as {name}, which is another "
+                        f"argument of {self.config.policy}. Rename one."
+                    )
+                values_of[name] = values
+        return values_of
 
     def planned_ensemble(self) -> Ensemble:
         """The ensemble without its policy; without routing samples, the base model."""
@@ -197,7 +281,7 @@ class FunctionPolicy(GridMethod):
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        policy = block["policy"]
+        policy = block.get("policy", {})
         if "changed_fraction" not in policy:
             return []
         return [
@@ -311,28 +395,46 @@ def _positional(function: Callable[..., Any]) -> int:
     return 3 if takes_tokens(function) else 2
 
 
+def _is_value(default: Any) -> bool:
+    """Whether the default of an argument may be that of a key."""
+    if isinstance(default, list):
+        return bool(default) and all(type(entry) in (int, float) for entry in default)
+    return isinstance(default, bool | int | float | str)
+
+
+def _are_integers(numbers: Sequence[int | float]) -> bool:
+    return all(isinstance(number, int) for number in numbers)
+
+
 @lru_cache(maxsize=64)
 def _config_class(function: Callable[..., Any]) -> type[Method.Config]:
     """`FunctionPolicy.Config` with the function's keys.
 
     Raises ConfigError for a key of a name that the method has itself, and for a default that is no
-    number, text or truth value.
+    number, text, truth value or list of numbers.
     """
     base = FunctionPolicy.Config
     own_keys = defaults_of(function).keys()
     reserved = {field_of_base.name for field_of_base in fields(base)} - ENSEMBLE_KEYS
     new_fields: list[tuple[str, Any, Any]] = []
     for key, default in defaults_of(function).items():
-        if key in reserved or not isinstance(default, bool | int | float | str):
+        if key in reserved or not _is_value(default):
             raise ConfigError(
                 f"{function.__name__}({key}={default!r}): the default must be a number, a text, "
-                f"true or false, and the name none of {', '.join(sorted(reserved))}, which "
-                "method=policy has itself."
+                f"true or false, or a list of numbers, and the name none of "
+                f"{', '.join(sorted(reserved))}, which method=policy has itself."
             )
-        kind: Any = int | float if type(default) is int else type(default)
+        kind: Any = type(default)
+        if kind is int:
+            kind = int | float
+        elif kind is list:
+            kind = list[int | float]
         if key in ENSEMBLE_KEYS:
             kind = kind | None
-        new_fields.append((key, kind, field(default=default)))
+        if isinstance(default, list):
+            new_fields.append((key, kind, field(default_factory=default.copy)))
+        else:
+            new_fields.append((key, kind, field(default=default)))
     namespace = {
         "ensemble_keys": ENSEMBLE_KEYS - own_keys,
         "takes_tokens": takes_tokens(function),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.validators import UserPath, build
@@ -142,15 +142,24 @@ class GridMethod(TunableMethod):
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The settings of each trial, all with the same keys."""
 
+    def corners(self, facts: ModelFacts) -> list[Settings]:
+        """Settings of which the first are those of trial 0, and whose smallest and largest values
+        are the ranges that a sampler draws from."""
+        return self.grid(facts)
+
+    def values(self, settings: Settings) -> dict[str, Any]:
+        """The values of the method's keys at these settings."""
+        return dict(settings)
+
     def at(self, settings: Settings) -> Any:
         """The configuration with these settings."""
-        return replace(self.config, **settings)
+        return replace(self.config, **self.values(settings))
 
     def settings(self, tuned: Settings) -> dict[str, Any]:
         """`Profile.settings`: the values of all keys, with the best values `tuned` for those of the
         grid."""
         keys = {field.name: getattr(self.config, field.name) for field in _settings_of(self.config)}
-        return keys | tuned
+        return keys | self.values(tuned)
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         identity = super().identity(facts)
@@ -169,13 +178,18 @@ def _settings_of(config: Any) -> list[Field[Any]]:
     return [field for field in fields(config) if field.name not in left_out]
 
 
+def default_of(field: Field[Any]) -> Any:
+    """The default of a key; a new list for a key with a list."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
 def _settled(config: Any, profile: Profile) -> Any:
     """The configuration with the profile's settings.
 
     Raises ConfigError if the profile has other keys, or if the command gives another value for one
     of them: its results would be labelled by that value.
     """
-    defaults = {field.name: field.default for field in _settings_of(config)}
+    defaults = {field.name: default_of(field) for field in _settings_of(config)}
     settings = profile.settings or {}
     if settings.keys() != defaults.keys():
         has = f"those of {', '.join(settings)}" if settings else "temperatures"

@@ -13,6 +13,7 @@ from moe_lab.routing.record import record
 from moe_lab.routing.router import Router, find_routers
 from moe_lab.routing.rules import Routing
 from moe_lab.routing.samples import NoisyTokens, OtherExperts, SamplePolicy
+from moe_lab.routing.tokens import PolicyTokens
 
 __all__ = [
     "Family",
@@ -21,6 +22,7 @@ __all__ = [
     "OtherExperts",
     "Policy",
     "PolicyFunction",
+    "PolicyTokens",
     "Router",
     "Routing",
     "SamplePolicy",

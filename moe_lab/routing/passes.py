@@ -41,6 +41,13 @@ def is_peft(module: nn.Module) -> bool:
     return type(module).__module__.partition(".")[0] == "peft"
 
 
+def has_virtual_tokens(model: Any) -> bool:
+    """Whether an adapter of PEFT adds tokens to every prompt, which the model inside lacks."""
+    if not is_peft(model) or not hasattr(model, "get_base_model"):
+        return False
+    return bool(getattr(model.active_peft_config, "is_prompt_learning", False))
+
+
 def transformers_model(model: Any) -> Any:
     """The model of transformers, with its adapters' layers in it, not compiled; any other model
     itself.
@@ -56,10 +63,10 @@ def transformers_model(model: Any) -> Any:
     model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
     inner: Any = model
     if is_peft(model) and hasattr(model, "get_base_model"):
-        config = model.active_peft_config  # type: ignore[operator]
-        if getattr(config, "is_prompt_learning", False):
+        if has_virtual_tokens(model):
+            kind = model.active_peft_config.peft_type.value  # type: ignore[operator, union-attr]
             raise ModelError(
-                f"The adapter of kind {config.peft_type.value} adds virtual tokens to every "
+                f"The adapter of kind {kind} adds virtual tokens to every "
                 "prompt, which is not supported. Adapters that change layers are, e.g. LoRA; "
                 "method=soft-prompt and method=prefix-tuning train their own."
             )

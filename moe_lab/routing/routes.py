@@ -29,7 +29,7 @@ FORMAT = "moe_lab.routes.1"
 
 
 class Routes:
-    """Experts of tokens.
+    """The experts of each token of some texts, in every MoE layer.
 
     Args:
         token_ids: int64 [N].
@@ -299,6 +299,20 @@ class Routes:
                 f"{k} experts of a token. It runs another model."
             )
         return cls.of_text(token_ids, flat.reshape(rows, layers, k), model)
+
+    @classmethod
+    def from_json_lines(cls, file: str | Path, model: nn.Module) -> Routes:
+        """The routes of a rollout: a text in each line, with `token_ids` and `routed_experts`
+        [tokens, layers, K].
+
+        Raises ModelError for a line without them, and RoutingError as `of_text`.
+        """
+        parts = []
+        with reading(Path(file), "Write the rollout again.", raises=ModelError):
+            for line in Path(file).read_text(encoding="utf-8").splitlines():
+                text = json.loads(line)
+                parts.append(cls.of_text(text["token_ids"], text["routed_experts"], model))
+        return cls.join(parts)
 
     @classmethod
     def of_text(cls, token_ids: Sequence[int], experts: Any, model: nn.Module) -> Routes:

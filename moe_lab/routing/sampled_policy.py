@@ -29,9 +29,12 @@ class SampledPolicy(SamplePolicy):
         self._policy = policy
         self._source = source
         self._counter = DecisionCounter()
+        self._of_samples: PolicyTokens | None = None
+        """The samples of the pass, once a router has asked for them."""
 
     def expect(self, tokens: NoisyTokens | None) -> None:
         self._compare()
+        self._of_samples = None
         super().expect(tokens)
 
     def counts(self) -> dict[str, int]:
@@ -50,9 +53,10 @@ class SampledPolicy(SamplePolicy):
         tokens = self.tokens
         if tokens is None:
             return None
-        policy_tokens: PolicyTokens = self._source.of(router, routing)
-        if tokens.index is not None:
-            policy_tokens = policy_tokens.at(tokens.index)
+        of_pass = self._source.of(router, routing)
+        if self._of_samples is None:
+            self._of_samples = of_pass if tokens.index is None else of_pass.at(tokens.index)
+        policy_tokens = self._of_samples.to(routing.logits_TE.device)
 
         def decide(router: Router, routing: Routing) -> Routing | None:
             return self._policy(router, routing, policy_tokens)

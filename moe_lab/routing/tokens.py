@@ -31,6 +31,7 @@ from moe_lab.routing.passes import (
     PassReader,
     PassTokens,
     cached_tokens,
+    has_virtual_tokens,
     inputs_of,
     on_passes,
     transformers_model,
@@ -60,7 +61,9 @@ class KeyedTokens(PassTokens):
         return self._each(lambda values_T: values_T[index_N.to(values_T.device)])
 
     def to(self, device: torch.device) -> Self:
-        """The same tokens on a device."""
+        """The same tokens on a device. Layers may be on several."""
+        if self.real_T.device == device:
+            return self
         return self._each(lambda values_T: values_T.to(device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -175,10 +178,7 @@ class TokenSource:
             )
         if router.layer < self._shared_layers:
             tokens = replace(tokens, sample_T=torch.zeros_like(tokens.sample_T))
-        device = routing.logits_TE.device
-        if tokens.real_T.device == device:
-            return tokens
-        return tokens.to(device)  # layers may be on several devices
+        return tokens.to(routing.logits_TE.device)
 
 
 _sources: WeakKeyDictionary[nn.Module, list[TokenSource]] = WeakKeyDictionary()
@@ -192,7 +192,9 @@ def decides_by_tokens(model: nn.Module) -> bool:
 
     The routing of a token may then depend on its text: two texts share no prefix.
     """
-    return bool(_whole_passes) and _whole_passes.get(transformers_model(model), 0) > 0
+    if not _whole_passes or has_virtual_tokens(model):
+        return False
+    return transformers_model(model) in _whole_passes
 
 
 def told(
@@ -206,7 +208,7 @@ def told(
         make_stages, shared_layers: of `TokenSource.tell`.
     """
     sources = _sources.get(transformers_model(model)) if _sources else None
-    if not sources:
+    if sources is None:
         return nullcontext()
     return _telling(sources, make_stages(), shared_layers)
 
@@ -228,12 +230,15 @@ def _telling(
 def sample_source(model: nn.Module, seed: int) -> Iterator[TokenSource]:
     """The tokens of an engine's passes, for a policy that decides for routing samples alone."""
     source = TokenSource(seed)
-    sources = _sources.setdefault(transformers_model(model), [])
+    inner = transformers_model(model)
+    sources = _sources.setdefault(inner, [])
     sources.append(source)
     try:
         yield source
     finally:
         sources.remove(source)
+        if not sources:
+            del _sources[inner]
 
 
 @contextmanager
@@ -257,6 +262,8 @@ def with_tokens(
             yield _WithTokens(policy, source)
         finally:
             _whole_passes[inner] -= 1
+            if not _whole_passes[inner]:
+                del _whole_passes[inner]
             for handle in handles:
                 handle.remove()
 

@@ -51,7 +51,7 @@ WRONG = {
     "a mapping for samples": (["samples={a:1}"], "samples={'a': 1}: expected a list or null"),
     "a limit that is no number": (["limit=nan"], "limit=nan: must be a finite number"),
     "a number beyond float's": ([f"method.temperature={10**400}"], "0: must be a finite number"),
-    "a key of another": (["-m", "method=base,roe", "method.n=4"], "it is a key of roe"),
+    "a key of another": (["-m", "method=base,roe", "method.n=4"], "it is a key of policy, roe"),
     "a key for base": (["method=base", "+method.n=4"], "each method is compared with it anyway"),
     "a table's other key": (
         ["experiment=roe/figure3", "method.k=4"],

@@ -30,6 +30,7 @@ from moe_lab.methods.roe import RoE
 from moe_lab.results import code_digest
 from moe_lab.results.identity import run_id
 from moe_lab.routing import find_routers
+from moe_lab.routing.override import override
 from tests.support import rounding
 from tests.support.command import run_command
 from tests.support.models import small_model
@@ -219,7 +220,7 @@ def strongest(router: Router, routing: Routing, k: float = 1) -> Routing:
 def with_own_n(router, routing, n=8, cache='clean'): pass
 def without_default(router, routing, scale): pass
 def writes(router, routing): routing.weights_TK[:, 1:] = 0
-def with_a_list(router, routing, layers=[1]): pass
+def with_a_list(router, routing, layers=['first']): pass
 def with_a_taken_name(router, routing, space=1): pass
 '''
 
@@ -572,6 +573,84 @@ def test_a_grid_begins_with_the_defaults_of_the_function_and_has_no_settings_twi
         {"scale": 0.5, "layers": 4},
         {"scale": 0.0, "layers": 4},
     ]
+
+
+LISTS = """
+def by_layer(router, routing, k=[2, 2, 2, 2], scale=1.0):
+    count = k[router.layer]
+    weights_TK, order_TK = routing.weights_TK.topk(count)
+    index_TK = routing.index_TK.gather(-1, order_TK)
+    return routing._replace(weights_TK=weights_TK * scale, index_TK=index_TK)
+
+
+def taken(router, routing, k=[1, 2], k_1=3): pass
+"""
+
+
+def test_a_key_may_be_a_list_by_layer(ideas, tokenizer):
+    """Each layer has its own number of experts: as one expert where the list says so."""
+    ideas.write_text(LISTS, encoding="utf-8")
+    model = small_model("olmoe")
+    values = {"name": "policy", "policy": "ideas.py:by_layer", "k": [2, 1, 2, 1]}
+    config = build(get_method("policy").config_class(values), values, "method.")
+    experts_of_layer = []
+
+    def note(router: Any, routing: Any) -> None:
+        experts_of_layer.append(int((routing.weights_TK[0] != 0).sum()))
+
+    with (
+        opened(get_method("policy")(config), model, tokenizer) as lm,
+        override(model, note),
+    ):
+        answered(lm, "loglikelihood", PAIRS[:1])
+    # the inner `override` decides last, after the function
+    assert experts_of_layer[:4] == [2, 1, 2, 1]
+    assert policy("by_layer").identity(FACTS)["k"] == [2, 2, 2, 2]
+    assert policy("by_layer").arguments["k"] is not policy("by_layer").arguments["k"]
+
+
+def test_each_entry_of_a_list_is_a_parameter_of_a_study(ideas):
+    ideas.write_text(LISTS, encoding="utf-8")
+    tuned = policy("by_layer", k=[2, 2], space={"k": [1, 2], "scale": [0.5]})
+    grid = tuned.grid(FACTS)
+    assert grid[0] == {"k_0": 2, "k_1": 2, "scale": 1.0}
+    assert [tuned.values(point)["k"] for point in grid[1:]] == [[1, 1], [1, 2], [2, 1], [2, 2]]
+    assert tuned.at(grid[2]).k == [1, 2]
+    assert tuned.settings({"k_0": 1, "k_1": 2, "scale": 0.5}) == {"k": [1, 2], "scale": 0.5}
+    assert tuned.open_ended == ("k_0", "k_1", "scale")
+    drawn = tuned.values({"k_0": 1.2, "k_1": 1.7, "scale": 0.7})
+    assert drawn == {"k": [1, 2], "scale": 0.7}, "integers of a list stay integers"
+
+    many = policy("by_layer", k=[2] * 40, space={"k": [1, 2]})
+    with pytest.raises(ConfigError, match="tuning=tpe"):
+        many.grid(FACTS)
+    corners = many.corners(FACTS)
+    assert len(corners) == 3
+    assert {point["k_39"] for point in corners} == {1, 2}
+    with pytest.raises(ConfigError, match="k_1, which is another argument"):
+        policy("taken", space={"k": [1, 2]}).grid(FACTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tuning", ["grid", "tpe"])
+def test_a_study_finds_a_list(ideas, tuning, tmp_path, capsys):
+    """The run after the study has the list, and so has a run with its profile."""
+    ideas.write_text(LISTS.replace("[2, 2, 2, 2]", "[4] * 8"), encoding="utf-8")
+    command = ["method=policy", "method.policy=ideas.py:by_layer", "task=toy_choice", "limit=4"]
+    keys = ["tuning.num_samples=4", f"output_dir={tmp_path}", "seeds=1"]
+    if tuning == "grid":
+        keys += ["method.space={scale: [0.5]}"]
+    else:
+        keys += ["method.space={k: [3, 4]}", "tuning.n_trials=3"]
+    ended = run_command(capsys, *command, f"tuning={tuning}", *keys)
+    assert ended.code == 0, ended.err
+    found = ended.results[-1]["moe_lab"]["policy"]["k"]
+    assert len(found) == 8
+    assert set(found) <= {3, 4}
+    [profile] = tmp_path.glob("studies/*/best.yaml")
+    ended = run_command(capsys, *command, f"method.profile={profile}", f"output_dir={tmp_path}")
+    assert ended.code == 0, ended.err
+    assert ended.results[-1]["moe_lab"]["policy"]["k"] == found
 
 
 def test_only_numbers_are_tuned(ideas):

@@ -6,6 +6,7 @@ or an engine's answer that is read in another order.
 """
 
 import base64
+import json
 from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
@@ -299,6 +300,25 @@ def test_routes_of_vllm_and_sglang_are_read():
     assert of_sglang.token_ids.tolist() == [5, 6, 7, 10, 11]
     for place, layer in enumerate(moe_layers):
         assert of_sglang.indices[place].tolist() == experts[:, layer].tolist()
+
+
+def test_a_rollout_is_read_line_by_line(olmoe, tmp_path):
+    routes = routes_of(olmoe)
+    lines = []
+    for number in range(3):
+        is_text = routes.sequences == number
+        experts = torch.stack([index_NK[is_text] for index_NK in routes.indices], dim=1)
+        text = {
+            "token_ids": routes.token_ids[is_text].tolist(),
+            "routed_experts": experts.tolist(),
+        }
+        lines.append(json.dumps(text))
+    file = tmp_path / "rollout.jsonl"
+    file.write_text("\n".join(lines))
+    assert_same(Routes.from_json_lines(file, olmoe), routes)
+    file.write_text('{"token_ids": [1]}')
+    with pytest.raises(ModelError, match="rollout.jsonl cannot be read: .*routed_experts"):
+        Routes.from_json_lines(file, olmoe)
 
 
 def test_routes_that_do_not_fit_are_refused(olmoe):

@@ -18,6 +18,7 @@ from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import RoutingError
 from moe_lab.methods.policy_method import PolicyMethod
+from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, with_adapter
 from moe_lab.routing import Router, Routing, document_key, find_routers
 from moe_lab.routing.noise import uniform_for_tokens
 from moe_lab.routing.override import override
@@ -47,12 +48,14 @@ OPTIONS = {"until": [], "max_gen_toks": STEPS, "do_sample": False}
 PROMPTS = ["five red pens", LONG, LONG + " by two", "x"]
 
 
-@pytest.mark.parametrize("batch_size", ["auto", 1, 3])
+@pytest.mark.parametrize(("batch_size", "budget"), [("auto", 4000), (3, 4000), (1, 7)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scores_are_those_of_one_text_at_a_time(family, batch_size, tokenizer):
+def test_scores_are_those_of_one_text_at_a_time(family, batch_size, budget, tokenizer):
+    """The last budget of a pass is that of some tokens of a text."""
     model = small_model(family)
     double = in_float64(model)
     lm = EngineLM(model, tokenizer, batch_size=batch_size, progress=False)
+    lm.budget.tokens = budget
     text = "five red pens"
     with override(model, told, seed=SEED):
         scores = answered(lm, "loglikelihood", PAIRS)
@@ -300,6 +303,16 @@ def test_a_text_that_is_unknown_is_refused(olmoe, tokenizer):
         with pytest.raises(RoutingError, match="from its first token on"):
             olmoe(torch.tensor([[3]]), past_key_values=cache)
         olmoe(torch.tensor([[1]]))  # the context must have routed a token
+
+
+def test_a_model_with_virtual_tokens_is_answered_next_to_such_a_policy(olmoe, tokenizer):
+    """The policy is on another model."""
+    with with_adapter(small_model("mixtral"), "soft-prompt", 4, 0) as wrapped:
+        lm = VirtualTokensLM(wrapped, tokenizer, progress=False)
+        expected = answered(lm, "loglikelihood", PAIRS)
+        with override(olmoe, told), torch.no_grad():
+            olmoe(torch.tensor([[1]]))
+            assert answered(lm, "loglikelihood", PAIRS) == expected
 
 
 @pytest.mark.slow

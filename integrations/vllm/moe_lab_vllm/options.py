@@ -45,7 +45,14 @@ class Options:
     @classmethod
     def of(cls, vllm_config: Any) -> Options | None:
         """The options of an engine; None for an engine without RoE."""
-        given = dict(vllm_config.additional_config or {}).get("roe")
+        additional = dict(vllm_config.additional_config or {})
+        if "policy" in additional:
+            raise ValueError(
+                f"additional_config policy={additional['policy']!r}: the plug-in runs RoE alone, "
+                "since its passes know the keys of RoE's samples and of no other tokens. Use "
+                "method=policy of moe_lab."
+            )
+        given = additional.get("roe")
         if given is None:
             return None
         _require(

@@ -103,11 +103,14 @@ def settings_search(config: Config, facts: ModelFacts) -> MethodSettings:
     """The search of `config.tuning`. Raises ConfigError for settings that contradict it."""
     tuning = config.tuning
     method: Any = get_method(config.method.name)(config.method)
-    grid = method.grid(facts)
+    grid = method.grid(facts) if tuning.name == "grid" else method.corners(facts)
+    points = [method.values(settings) for settings in grid]
     default = type(config.method)()
-    for key in ("profile", *grid[0]):
+    for key in ("profile", *points[0]):
         value = getattr(config.method, key)
-        is_tried = all(point.get(key) == value for point in grid[1:])
+        if isinstance(value, list):  # trial 0 begins with it
+            continue
+        is_tried = all(point.get(key) == value for point in points[1:])
         if value != getattr(default, key) and not is_tried:
             raise ConfigError(
                 f"method.{key}={value}: tuning={tuning.name} searches it. Leave one out."

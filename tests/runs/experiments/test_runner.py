@@ -639,7 +639,7 @@ def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, t
     )
     ended = run_command(capsys, "experiment=table_t", "scale=small", "method=base")
     assert ended.code == 2
-    assert "it is a key of roe" in ended.err
+    assert "it is a key of policy, roe" in ended.err
     assert "applies to every cell" in ended.err
 
 

@@ -24,6 +24,7 @@ from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import opened, require_routers, routed
 from moe_lab.routing.passes import (
     PassReader,
+    cached_tokens,
     in_backward,
     inputs_of,
     on_passes,
@@ -49,16 +50,18 @@ class Replay(Policy):
         """Tokens that had their given experts, once for each pass over them."""
         self.without_routes = 0
         """Tokens that were routed by the model, padding not counted."""
-        self._parts: list[Routes] = []
-        self._indices: list[Tensor] = []
-        """Per MoE layer the given experts [rows, K] of all parts."""
+        self._parts: list[list[Tensor]] = []
+        """Of each `Routes`: per MoE layer the given experts [rows, K]."""
+        self._starts: list[int] = []
+        """The number of the first row of each part, counted over all of them."""
         self._row_of: dict[int, int] = {}
-        """The row of a token in `_indices`, by the hash of its text."""
+        """The row of a token, by the hash of its text."""
         self._reader = PassReader()
         self._hash_of: dict[int, int] = {}
-        """The hash of each sequence of the newest passes so far, by its number."""
+        """The hash of each sequence so far, by its number. A pass without cached tokens begins new
+        ones."""
         self._row_T = torch.zeros(0, dtype=torch.long)
-        """The rows of the tokens of the newest pass."""
+        """The rows of the tokens of the newest pass, on the CPU."""
         self._row_of_layer: dict[int, Tensor] = {}
         """The rows of the tokens that a MoE layer computes now."""
 
@@ -68,14 +71,19 @@ class Replay(Policy):
     def add(self, routes: Routes) -> None:
         """Give the texts of further routes their experts, too. Of equal texts the first counts.
 
-        Raises RoutingError for routes of another model.
+        Raises RoutingError for routes with other numbers of layers or experts of a token.
         """
-        if self._parts and len(routes.indices) != len(self._parts[0].indices):
+        indices = routes.indices
+        shape = [index_NK.shape[1] for index_NK in indices]
+        if self._parts and shape != self._experts_per_token:
             raise RoutingError(
-                f"Routes of {len(routes.indices)} MoE layers, next to routes of "
-                f"{len(self._parts[0].indices)}."
+                f"Routes with {shape} experts of a token, by MoE layer, next to routes with "
+                f"{self._experts_per_token}."
             )
-        first = sum(len(part) for part in self._parts)
+        first = 0
+        if self._parts:
+            first = self._starts[-1] + len(self._parts[-1][0])
+        known = len(self._row_of)
         hash_of: dict[int, int] = {}
         ids = routes.token_ids.tolist()
         places = zip(routes.sequences.tolist(), routes.positions.tolist(), strict=True)
@@ -83,8 +91,14 @@ class Replay(Policy):
             text = _text(hash_of, sequence, position, ids[row])
             if text is not None:
                 self._row_of.setdefault(text, first + row)
-        self._parts.append(routes)
-        self._indices = []
+        if len(self._row_of) > known:  # an epoch gives the same routes again
+            self._parts.append(indices)
+            self._starts.append(first)
+
+    @property
+    def _experts_per_token(self) -> list[int]:
+        """Per MoE layer the number of given experts."""
+        return [index_NK.shape[1] for index_NK in self._parts[0]]
 
     def collator(self, collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """A data collator that takes the routes out of its examples, and gives the rest to
@@ -117,6 +131,8 @@ class Replay(Policy):
                 "replay knows tokens by their text: call the model with input_ids, not with "
                 "inputs_embeds."
             )
+        if not cached_tokens(kwargs):
+            self._hash_of.clear()
         tokens = self._reader.read(args, kwargs)
         real = tokens.real_T.tolist()
         sequences = tokens.sequence_T.tolist()
@@ -131,7 +147,7 @@ class Replay(Policy):
         replayed = sum(row != NO_ROUTE for row in rows)
         self.tokens += replayed
         self.without_routes += sum(real) - replayed
-        self._row_T = torch.tensor(rows, dtype=torch.long, device=inputs.device)
+        self._row_T = torch.tensor(rows, dtype=torch.long)
 
     def checkpointed(self, layer: int, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         """A function of gradient checkpointing that computes a layer again for the tokens for which
@@ -152,19 +168,23 @@ class Replay(Policy):
 
         return with_tokens
 
-    def _given(self, layer: int) -> Tensor:
-        """[rows, K]: the given experts of a MoE layer."""
-        if not self._indices:
-            parts = [part.indices for part in self._parts]
-            for of_layer in zip(*parts, strict=True):
-                self._indices.append(torch.cat(list(of_layer)))
-        return self._indices[layer]
+    def _given(self, layer: int, row_T: Tensor) -> Tensor:
+        """[T, K]: the given experts of tokens in a MoE layer, 0 for those without a route."""
+        starts = torch.tensor(self._starts)
+        part_T = torch.searchsorted(starts, row_T, right=True) - 1
+        given_TK = torch.zeros(len(row_T), self._experts_per_token[layer], dtype=torch.long)
+        for part in part_T.unique().tolist():
+            if part < 0:  # without a route
+                continue
+            is_of_part_T = part_T == part
+            rows = row_T[is_of_part_T] - starts[part]
+            given_TK[is_of_part_T] = self._parts[part][layer][rows].cpu()
+        return given_TK
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         row_T = self._row_T
         if in_backward():
             row_T = self._row_of_layer[router.layer]
-        row_T = row_T.to(routing.index_TK.device)
         if len(row_T) != len(routing.index_TK):
             raise RoutingError(
                 f"The router {router.name} decides for {len(routing.index_TK)} tokens of a pass of "
@@ -172,9 +192,9 @@ class Replay(Policy):
             )
         if not self._parts:
             return None
-        has_route_T1 = (row_T != NO_ROUTE)[:, None]
-        given = self._given(router.layer)
-        given_TK = given[row_T.clamp(min=0).to(given.device)].to(routing.index_TK.device)
+        device = routing.index_TK.device
+        has_route_T1 = (row_T != NO_ROUTE)[:, None].to(device)
+        given_TK = self._given(router.layer, row_T).to(device)
         weights_TK = router.weights(routing.logits_TE, given_TK)
         C = max(given_TK.shape[-1], routing.index_TK.shape[-1])
         replayed = router.widened(Routing(routing.logits_TE, weights_TK, given_TK), C)

@@ -141,6 +141,24 @@ def test_adapters_are_trained_by_the_given_experts(family):
     assert_gradients_equal(gradients(model), expected)
 
 
+def test_routes_in_parts_are_those_of_one(olmoe):
+    routes = shuffled(routes_of(olmoe), experts=8)
+    parts = []
+    for number in (2, 0, 1):
+        is_text = routes.sequences == number
+        indices = [index_NK[is_text] for index_NK in routes.indices]
+        parts.append(Routes(routes.token_ids[is_text], indices))
+    with torch.no_grad(), replay(olmoe, routes):
+        expected = olmoe(IDS, attention_mask=MASK).logits
+    with torch.no_grad(), replay(olmoe, [*parts, routes]) as replayed:
+        logits = olmoe(IDS, attention_mask=MASK).logits
+    assert torch.equal(logits[MASK.bool()], expected[MASK.bool()])
+    assert replayed.tokens == 21
+    one_expert = [index_NK[:, :1] for index_NK in routes.indices]
+    with pytest.raises(RoutingError, match="next to routes with .2, 2, 2, 2."):
+        replayed.add(Routes(routes.token_ids, one_expert))
+
+
 def test_packed_texts_have_their_routes(olmoe):
     routes = shuffled(routes_of(olmoe), experts=8)
     packed = torch.cat([IDS[2, 2:], IDS[0, 4:]])[None]

@@ -19,7 +19,7 @@ from moe_lab.config.compose import compose
 from moe_lab.config.schema import Config
 from moe_lab.engine.forward.forward import observed
 from moe_lab.engine.lm import EngineLM
-from moe_lab.metrics.counts import Routes, count, documents_of
+from moe_lab.metrics.counts import SelectedExperts, count, documents_of
 from moe_lab.models.load import load_model
 from moe_lab.runs.config import to_config
 from moe_lab.runs.evaluation.expert import entropies
@@ -41,7 +41,7 @@ def compare(task: str, limit: int, rounds: int) -> tuple[float, float]:
 
     def evaluate(counted: bool) -> None:
         lm = EngineLM(loaded.model, loaded.tokenizer, progress=False)
-        routes = Routes()
+        routes = SelectedExperts()
         with observed(lm, routes) if counted else nullcontext():
             evaluate_tasks(config, tasks, lm, dict(samples))
         if counted:

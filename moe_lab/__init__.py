@@ -11,6 +11,7 @@ from moe_lab.config import __version__ as __version__
 if TYPE_CHECKING:
     from moe_lab.api.c3po import C3PO as C3PO
     from moe_lab.api.compare import compare as compare
+    from moe_lab.api.compare_routes import compare_routes as compare_routes
     from moe_lab.api.expert_metrics import expert_metrics as expert_metrics
     from moe_lab.api.freeze import freeze as freeze
     from moe_lab.api.lm import lm as lm
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
     from moe_lab.config.compose import conf_dir as conf_dir
     from moe_lab.routing.override import override as override
     from moe_lab.routing.record import record as record
+    from moe_lab.routing.replay import replay as replay
+    from moe_lab.routing.routes import Routes as Routes
 
 _MODULES = {
     "C3PO": "moe_lab.api.c3po",
     "ExpertMetrics": "moe_lab.api.training_callback",
     "RoE": "moe_lab.api.roe",
+    "Routes": "moe_lab.routing.routes",
     "compare": "moe_lab.api.compare",
+    "compare_routes": "moe_lab.api.compare_routes",
     "conf_dir": "moe_lab.config.compose",
     "expert_metrics": "moe_lab.api.expert_metrics",
     "freeze": "moe_lab.api.freeze",
@@ -36,6 +41,7 @@ _MODULES = {
     "override": "moe_lab.routing.override",
     "plan": "moe_lab.api.run",
     "record": "moe_lab.routing.record",
+    "replay": "moe_lab.routing.replay",
     "report": "moe_lab.api.run",
     "run": "moe_lab.api.run",
     "tiny": "moe_lab.api.tiny",

@@ -179,8 +179,8 @@ def test_an_example_has_at_most_twenty_lines():
 def test_the_public_names():
     """A name that is taken away breaks what others wrote."""
     names = (
-        "C3PO ExpertMetrics RoE compare expert_metrics freeze lm override plan record report run "
-        "tiny"
+        "C3PO ExpertMetrics RoE Routes compare compare_routes expert_metrics freeze lm override "
+        "plan record replay report run tiny"
     )
     assert sorted(moe_lab.__all__) == names.split()
 

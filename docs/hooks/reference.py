@@ -19,7 +19,8 @@ OTHERS = {
     "moe_lab.runs.plan": ["Plan"],
     "moe_lab.api.compare": ["Compared"],
     "moe_lab.api.language_model": ["LanguageModel", "GeneratedTexts"],
-    "moe_lab.routing.record": ["Record"],
+    "moe_lab.routing.replay": ["Replay"],
+    "moe_lab.api.compare_routes": ["ComparedRoutes"],
     "moe_lab.routing.hook": ["Router"],
     "moe_lab.routing.rules": ["Routing"],
 }

@@ -174,11 +174,11 @@ def _count_pairs(config: RunConfig, data: Data, model: LoadedModel) -> Tensor:
     import torch
 
     from moe_lab.methods.tokenized import Rows, rows_to_count
-    from moe_lab.metrics.counts import Routes
+    from moe_lab.metrics.counts import SelectedExperts
     from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
 
     rows = Rows(rows_to_count(config, data.train, model.facts))
-    routes = Routes()
+    routes = SelectedExperts()
     right_tokens(model.model, rows, routes)  # `routes` counts the selections of its passes
     pairs_GPLEE = count_rows(routes, rows).pairs_GPLEE
     return torch.from_numpy(pairs_GPLEE.sum(axis=(0, 1), dtype="int64"))

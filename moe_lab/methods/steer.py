@@ -179,7 +179,7 @@ def _activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> Ac
     import torch
 
     from moe_lab.methods.tokenized import Row, Rows, rows_to_count
-    from moe_lab.metrics.counts import Routes
+    from moe_lab.metrics.counts import SelectedExperts
     from moe_lab.metrics.teacher_forcing import labelled_selections, right_tokens
 
     if texts.conversations:
@@ -187,7 +187,7 @@ def _activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> Ac
     else:
         lm = base_lm(model, config)
         rows = Rows([Row.of(*lm.encode_pair(*pair)) for pair in texts.pairs])
-    routes = Routes()
+    routes = SelectedExperts()
     right_tokens(model.model, rows, routes)  # `routes` counts the selections of its passes
     selections = labelled_selections(routes, rows)
     rate_LE = torch.from_numpy(selections.counts_LE).double() / selections.tokens

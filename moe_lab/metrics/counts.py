@@ -1,7 +1,7 @@
 """How often a model selects its experts, alone and in pairs, by groups of documents.
 
-`Routes` observes the model and stores the experts of every token once, for all documents that share
-the token with its whole prefix. `count` counts them for each document.
+`SelectedExperts` observes the model and stores the experts of every token once, for all documents
+that share the token with its whole prefix. `count` counts them for each document.
 
 G = groups of documents, P = phases, T = tokens, L = MoE layers, E = experts (of the layer with the
 most), K = experts per token, N = distinct tokens in `RouteTable`, parts of a batch in
@@ -101,7 +101,7 @@ class _RoutedTokens(NamedTuple):
     """[tokens, sum of K over layers]"""
 
 
-class Routes(Observer):
+class SelectedExperts(Observer):
     """An observer of the unchanged model: records the experts of all tokens, and the tokens of each
     request.
 
@@ -206,7 +206,9 @@ class Counts:
         return np.diagonal(self.pairs_GPLEE, axis1=-2, axis2=-1)
 
 
-def count(routes: Routes, documents: Sequence[Sequence[str]], groups: int | None = None) -> Counts:
+def count(
+    routes: SelectedExperts, documents: Sequence[Sequence[str]], groups: int | None = None
+) -> Counts:
     """Count the selections of every document.
 
     The prompt that requests of a document share counts once; the answer tokens of each request
@@ -297,7 +299,7 @@ def pair_counts(index: Sequence[np.ndarray], sizes: Sequence[int], E: int) -> np
 
 
 def _counted_names(
-    routes: Routes, documents: Sequence[Sequence[str]], G: int
+    routes: SelectedExperts, documents: Sequence[Sequence[str]], G: int
 ) -> list[list[np.ndarray]]:
     """The names of the counted tokens, by phase (`PHASES`) and group."""
     prompts_of_groups = []

@@ -20,7 +20,7 @@ from moe_lab.engine.forward.batch import TokenTree, collate, in_runs, prefix_nam
 from moe_lab.engine.forward.forward import Observer
 from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.engine.pass_size import pass_budget
-from moe_lab.metrics.counts import Counts, Read, Routes, count
+from moe_lab.metrics.counts import Counts, Read, SelectedExperts, count
 from moe_lab.routing import routed
 
 NO_LABEL = -100
@@ -109,7 +109,7 @@ def labelled_tokens(rows: Sequence[TokenizedExample]) -> np.ndarray:
     return np.array(counts, dtype=np.int64)
 
 
-def count_rows(routes: Routes, rows: Sequence[TokenizedExample]) -> Counts:
+def count_rows(routes: SelectedExperts, rows: Sequence[TokenizedExample]) -> Counts:
     """The experts of all tokens of the rows that `right_tokens` has read. A row is a document, all
     of it a prompt."""
     no_tokens = np.zeros(0, dtype=np.int64)
@@ -132,7 +132,9 @@ class LabelledSelections(NamedTuple):
     """The number of labelled tokens."""
 
 
-def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> LabelledSelections:
+def labelled_selections(
+    routes: SelectedExperts, rows: Sequence[TokenizedExample]
+) -> LabelledSelections:
     """The selections for the labelled tokens of the rows that `right_tokens` has read.
 
     A decision counts if the token that the router routes has a label.
@@ -150,8 +152,8 @@ def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> Lab
     return LabelledSelections(np.stack(selections), len(experts_of_layers[0]))
 
 
-def _names(routes: Routes, row: TokenizedExample) -> np.ndarray:
-    """int64 [T]: the names of a row's tokens, as `Routes` has them."""
+def _names(routes: SelectedExperts, row: TokenizedExample) -> np.ndarray:
+    """int64 [T]: the names of a row's tokens, as `SelectedExperts` has them."""
     ids = row["input_ids"]
     return prefix_names(ids) + routes.kind(len(ids))
 

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 
 from moe_lab.engine.forward.forward import Observer
 from moe_lab.metrics.correlations import correlations
-from moe_lab.metrics.counts import Routes
+from moe_lab.metrics.counts import SelectedExperts
 from moe_lab.metrics.entropies import entropies_of
 from moe_lab.metrics.intervals import ratio
 from moe_lab.metrics.registry import Selections, intervention_metrics, values_of
@@ -43,7 +43,7 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
     their layers. Capacity is null for a model whose tokens take all of its experts.
     """
     start = time.perf_counter()
-    routes = Routes()
+    routes = SelectedExperts()
     answers_N = labelled_tokens(rows)
     right_N = right_tokens(model, rows, routes)
     counts = count_rows(routes, rows)

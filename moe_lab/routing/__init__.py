@@ -9,7 +9,7 @@ from moe_lab.routing.families import Family, family_of, family_of_type, supporte
 from moe_lab.routing.hook import routed
 from moe_lab.routing.noise import GumbelTopK, document_key, gumbel
 from moe_lab.routing.policy import Policy, PolicyFunction
-from moe_lab.routing.record import Record, record
+from moe_lab.routing.record import record
 from moe_lab.routing.router import Router, find_routers
 from moe_lab.routing.rules import Routing
 from moe_lab.routing.samples import NoisyTokens, OtherExperts, SamplePolicy
@@ -23,7 +23,6 @@ __all__ = [
     "Policy",
     "PolicyFunction",
     "PolicyTokens",
-    "Record",
     "Router",
     "Routing",
     "SamplePolicy",

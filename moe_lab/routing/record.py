@@ -4,7 +4,7 @@
         model.generate(input_ids)
     routes.indices[3]     # MoE layer 3: int64 [tokens, k]
 
-T = tokens of a pass, N = those that are no padding.
+N = the tokens of a pass that are no padding.
 """
 
 import copy
@@ -14,93 +14,46 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import opened, routed
-from moe_lab.routing.passes import PassTokens, pass_tokens, transformers_model
+from moe_lab.routing.passes import PassReader, inputs_of, on_passes, transformers_model
 from moe_lab.routing.policy import Policy
 from moe_lab.routing.router import Router
+from moe_lab.routing.routes import Routes
 from moe_lab.routing.rules import Routing
 
 
-class Record(Policy):
-    """Logits, weights and indices per MoE layer, of all tokens of all forward passes, without
-    padding.
-
-    Tokens are in the order of the passes, and within a pass sequence by sequence. `sequences` and
-    `positions` identify them.
-    """
+class _Recorder(Policy):
+    """Adds the decisions of all forward passes to routes, without padding."""
 
     observes = True
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[Routing]] = {}
-        """The decisions of each pass, by MoE layer."""
-        self._positions: list[Tensor] = []
-        self._sequences: list[Tensor] = []
-        """Of the real tokens of each pass [N], on the CPU."""
+        self.routes = Routes.empty()
+        self._reader = PassReader()
         self._count = 0
         """Tokens of the pass, padding included."""
         self._real_N = torch.zeros(0, dtype=torch.long)
         """The real tokens among them."""
 
-    def __repr__(self) -> str:
-        layers = f"{len(self._parts)} MoE layers"
-        if self._parts:
-            numbers = "/".join(map(str, dict.fromkeys(self.experts)))
-            layers = f"{layers} of {numbers} experts"
-        return f"Record({layers}, {len(self.positions):,} tokens)"
-
-    def expect(self, tokens: PassTokens) -> None:
-        """Set the tokens of the next forward pass. The host waits for the device once, to leave
+    def begin_pass(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Add the tokens of the next forward pass. The host waits for the device once, to leave
         padding out."""
+        tokens = self._reader.read(args, kwargs)
+        inputs = inputs_of(args, kwargs)
+        if inputs.dim() == 2:
+            token_id_T = inputs.reshape(-1)
+        else:
+            token_id_T = torch.full_like(tokens.position_T, -1)
         self._count = len(tokens.real_T)
         self._real_N = tokens.real_T.nonzero()[:, 0]
-        self._sequences.append(tokens.sequence_T[self._real_N].cpu())
-        self._positions.append(tokens.position_T[self._real_N].cpu())
-
-    @property
-    def logits(self) -> list[Tensor]:
-        """Per MoE layer: [tokens, experts], in the router's dtype."""
-        return self._joined_passes("logits_TE")
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """Per MoE layer: [tokens, k]."""
-        return self._joined_passes("weights_TK")
-
-    @property
-    def indices(self) -> list[Tensor]:
-        """Per MoE layer: int64 [tokens, k]."""
-        return self._joined_passes("index_TK")
-
-    @property
-    def experts(self) -> list[int]:
-        """Per MoE layer: the number of experts."""
-        return [self._parts[layer][0].logits_TE.shape[-1] for layer in sorted(self._parts)]
-
-    @property
-    def sequences(self) -> Tensor:
-        """int64 [tokens]: the number of each token's sequence. A pass without cached tokens begins
-        new sequences.
-
-        The texts of a packed row are sequences of their own.
-        """
-        return _joined(self._sequences)
-
-    @property
-    def positions(self) -> Tensor:
-        """int64 [tokens]: index of each token in its sequence, padding not counted."""
-        return _joined(self._positions)
-
-    def _joined_passes(self, field: str) -> list[Tensor]:
-        """A field of `Routing` per MoE layer, of all passes; empty before the first one."""
-        tensors = []
-        for layer in sorted(self._parts):
-            parts = [getattr(routing, field) for routing in self._parts[layer]]
-            tensors.append(torch.cat(parts))
-        return tensors
+        self.routes.add_pass(
+            token_id_T[self._real_N].long().cpu(),
+            tokens.sequence_T[self._real_N].cpu(),
+            tokens.position_T[self._real_N].cpu(),
+        )
 
     def __call__(self, router: Router, routing: Routing) -> None:
         if len(routing.logits_TE) != self._count:
@@ -111,17 +64,15 @@ class Record(Policy):
             )
         real_N = self._real_N.to(routing.index_TK.device)
         kept = Routing(*(tensor.detach()[real_N] for tensor in routing))
-        self._parts.setdefault(router.layer, []).append(kept)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """All parts one after the other, int64; empty without any."""
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
+        self.routes.add_decision(router.layer, kept)
 
 
 @contextmanager
-def record(model: nn.Module) -> Iterator[Record]:
+def record(model: nn.Module) -> Iterator[Routes]:
     """Record all routing decisions of `model(...)` and `model.generate(...)` inside the context.
+
+    Tokens are in the order of the passes, and within a pass sequence by sequence. `sequences` and
+    `positions` identify them: a pass without cached tokens begins new sequences.
 
     Packed rows, given by `position_ids` without an attention mask, are one sequence for each of
     their texts. Tokens with 0 in a two-dimensional `attention_mask` of the model are padding. In
@@ -134,14 +85,18 @@ def record(model: nn.Module) -> Iterator[Record]:
 
     Raises ModelError and RoutingError as `routed` does, so also under gradient checkpointing.
     """
-    routes = Record()
-    with (
-        opened(model, "record(model)"),
-        _checking_generate(transformers_model(model)),
-        pass_tokens(model, routes.expect),
-        routed(model, routes),
-    ):
-        yield routes
+    recorder = _Recorder()
+    handles = on_passes(model, recorder.begin_pass)
+    try:
+        with (
+            opened(model, "record(model)"),
+            _checking_generate(transformers_model(model)),
+            routed(model, recorder),
+        ):
+            yield recorder.routes
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 _recorded: dict[type, list[Any]] = {}

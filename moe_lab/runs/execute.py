@@ -11,7 +11,7 @@ import yaml
 from moe_lab.config.progress import naming
 from moe_lab.config.terminal import print_message
 from moe_lab.errors import MoeLabError, ResultsError, RunHeldError, first_line, is_out_of_memory
-from moe_lab.metrics.counts import Routes
+from moe_lab.metrics.counts import SelectedExperts
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.tokenizer import template_block
 from moe_lab.results.atomic import plain, write_atomically, write_json
@@ -164,7 +164,7 @@ def evaluate_run(run: Run, models: ModelPool, others: Mapping[str, StoredScores]
     template = template_block(run.config)
     if template and template["chat_template"]["plain"]:
         print_message("The tokenizer has no chat template; a plain one is used.")
-    routes = Routes() if run.config.metrics == "expert" else None
+    routes = SelectedExperts() if run.config.metrics == "expert" else None
     try:
         evaluated = evaluate_answers(run, models, log, routes)
     finally:

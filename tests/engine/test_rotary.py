@@ -26,7 +26,7 @@ from moe_lab.engine.pass_size import planned_memory
 from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
 from moe_lab.methods.references.embeddings import hidden_states
 from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, refusal, with_adapter
-from moe_lab.metrics.counts import Routes
+from moe_lab.metrics.counts import SelectedExperts
 from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
 from moe_lab.results.response_log import request_key
 from moe_lab.routing import GumbelTopK, find_routers
@@ -330,7 +330,7 @@ def selections(model, ids):
 @pytest.mark.parametrize("name", ON_A_CACHE)
 def test_expert_metrics_count_the_experts_of_each_text_alone(name):
     lm = lm_of(model_of(name))
-    routes = Routes()
+    routes = SelectedExperts()
     requests = [Request(pair) for pair in PAIRS]
     with observed(lm, routes):
         lm.answer("loglikelihood", requests, lambda index, answer: None)
@@ -348,7 +348,7 @@ def test_expert_metrics_count_the_experts_of_each_text_alone(name):
 def test_rows_of_expert_metrics_are_those_of_each_text_alone(name):
     texts = ["abcdefgh" * 2, "abcdefgh" * 4, "b", "abcdefgh" * 5]
     rows = [{"input_ids": encoded(text), "labels": encoded(text)} for text in texts]
-    routes = Routes()
+    routes = SelectedExperts()
     right_N = right_tokens(model_of(name), rows, routes)
     pairs_GPLEE = count_rows(routes, rows).pairs_GPLEE
     longest_first = sorted(range(len(rows)), key=lambda n: -len(rows[n]["input_ids"]))

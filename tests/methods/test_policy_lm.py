@@ -12,7 +12,7 @@ import torch
 
 from moe_lab.engine.forward.forward import observed
 from moe_lab.methods.policy_lm import PolicyLM
-from moe_lab.metrics.counts import Routes
+from moe_lab.metrics.counts import SelectedExperts
 from moe_lab.routing import Policy, Router, Routing, find_routers, routed
 from moe_lab.routing.dynamic import TopP
 from moe_lab.routing.policies import PartnersOnly, Steered, partners_of
@@ -97,7 +97,7 @@ def test_an_observer_leaves_padding_out_too(tokenizer):
     single_policy = partners(model)
     with routed(model, policy):
         lm = lm_of(model, tokenizer, policy)
-        routes = Routes()
+        routes = SelectedExperts()
         with observed(lm, routes):
             answered(lm, "loglikelihood_rolling", TEXTS)
         once = dict(policy.counts())

@@ -22,7 +22,7 @@ from moe_lab.engine.forward.forward import observed
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
-from moe_lab.metrics.counts import PHASES, Counts, Routes, count
+from moe_lab.metrics.counts import PHASES, Counts, SelectedExperts, count
 from moe_lab.metrics.differences import differences
 from moe_lab.metrics.entropies import LEFT_OUT, mean_over_layers
 from moe_lab.metrics.intervals import ratio
@@ -65,9 +65,9 @@ DOCUMENTS: list[list[Asked]] = [
 
 def seen(
     model: Any, tokenizer: Any, documents: list[list[Asked]], batch_size: int | str = "auto"
-) -> Routes:
+) -> SelectedExperts:
     lm = EngineLM(model, tokenizer, batch_size=batch_size, progress=False)
-    routes = Routes()
+    routes = SelectedExperts()
     with observed(lm, routes):
         for kind in ("loglikelihood", "generate_until", "loglikelihood_rolling"):
             requests = {}
@@ -82,7 +82,9 @@ def keys_of(document: list[Asked]) -> list[str]:
     return [request_key(kind, request.args, request.repeat) for kind, request in document]
 
 
-def counted(routes: Routes, documents: list[list[Asked]], groups: int | None = None) -> Counts:
+def counted(
+    routes: SelectedExperts, documents: list[list[Asked]], groups: int | None = None
+) -> Counts:
     return count(routes, [keys_of(document) for document in documents], groups)
 
 
@@ -212,7 +214,7 @@ def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer):
 
 def test_a_model_that_does_not_run_as_rows_is_refused(tokenizer):
     lm = EngineLM(small_model("jamba"), tokenizer, progress=False)
-    with pytest.raises(ConfigError, match="metrics=expert"), observed(lm, Routes()):
+    with pytest.raises(ConfigError, match="metrics=expert"), observed(lm, SelectedExperts()):
         pass
 
 

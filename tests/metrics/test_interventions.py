@@ -27,7 +27,7 @@ from moe_lab.engine.forward.batch import prefix_names
 from moe_lab.engine.forward.forward import Observer, observed
 from moe_lab.engine.lm import EngineLM
 from moe_lab.metrics.correlations import correlations
-from moe_lab.metrics.counts import Routes
+from moe_lab.metrics.counts import SelectedExperts
 from moe_lab.metrics.interventions import Masked, RandomRouting, random_experts
 from moe_lab.metrics.teacher_forcing import (
     NO_LABEL,
@@ -191,7 +191,7 @@ def test_experts_are_counted_as_of_rows_read_alone(family, monkeypatch):
     monkeypatch.setattr(pass_size, "CPU_TOKENS", 40)
     model = small_model(family)
     rows = some_rows()
-    routes = Routes()
+    routes = SelectedExperts()
     right_tokens(model, rows, routes)
     counts = count_rows(routes, rows)
     selections_LE, labelled = labelled_selections(routes, rows)

@@ -280,7 +280,7 @@ def test_tokens_are_told_by_sequence_and_position(olmoe):
     with torch.no_grad(), record(olmoe) as routes:
         olmoe(ids, attention_mask=mask)
         olmoe(torch.tensor([[9, 8]]))
-    assert repr(routes) == "Record(4 MoE layers of 8 experts, 8 tokens)"
+    assert repr(routes) == "Routes(8 tokens of 3 texts, 4 MoE layers, 2 experts of a token)"
     assert routes.sequences.tolist() == [0, 0, 1, 1, 1, 1, 2, 2]
     assert routes.positions.tolist() == [0, 1, 0, 1, 2, 3, 0, 1]
     for sequence, tokens in enumerate([[7, 8], [1, 2, 3, 4], [9, 8]]):

@@ -15,7 +15,7 @@ from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import methods_with_expert_metrics
 from moe_lab.methods.method import Method
-from moe_lab.metrics.counts import PHASES, Counts, Routes, count, documents_of
+from moe_lab.metrics.counts import PHASES, Counts, SelectedExperts, count, documents_of
 from moe_lab.metrics.differences import differences
 from moe_lab.metrics.entropies import entropies_of
 from moe_lab.metrics.losses import losses
@@ -114,7 +114,7 @@ def _cost_with_rounding(log: ResponseLog) -> dict[str, Any]:
     return cost
 
 
-def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
+def measure(run: Run, models: ModelPool, samples: Log, routes: SelectedExperts) -> None:
     """Compute the metrics and write the run's files, expert_metrics.json last.
 
     Args:

@@ -20,6 +20,7 @@ from moe_lab.reports.expert import print_expert_metrics
 from moe_lab.reports.frames import score_frame
 from moe_lab.reports.plotted import plotted
 from moe_lab.reports.scores import CommandTable
+from moe_lab.reports.several_answers import print_answers
 from moe_lab.reports.terminal import notes, print_scores, print_studies
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.jobs import Job, distinct_runs, with_baselines
@@ -205,6 +206,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
             with_experts = results_with_metrics(self.outcomes, "expert")
             print_expert_metrics(with_experts, self.table.family)
             print_confidence(results_with_metrics(self.outcomes, "confidence"))
+            print_answers(self.table.runs)
         for file in self.files:
             print_line(str(file))
         for failure in self.failures:

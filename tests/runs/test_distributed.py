@@ -10,6 +10,7 @@ import time
 import weakref
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -38,8 +39,10 @@ def wait_for_ever(folder: Path) -> None:
 
 def is_running(process: int) -> bool:
     """Whether a process exists and is no zombie."""
-    status = Path(f"/proc/{process}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until(happened, seconds: float) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moe_lab.config.progress import Progress
 from moe_lab.errors import RoutingError
+from moe_lab.metrics.teacher_forcing import evaluating
 from moe_lab.routing.passes import transformers_model
 from moe_lab.routing.record import record
 from moe_lab.routing.replay import check_routes, replay
@@ -61,15 +62,13 @@ def compare_routes(model: Any, routes: Routes) -> ComparedRoutes:
     check_routes(routes, model)
     if len(routes) < 2:
         raise RoutingError("compare_routes needs routes of a text with two tokens or more.")
-    was_training = model.training
-    model.eval()
     given = routes.indices
     differing = torch.zeros(len(given), dtype=torch.long)
     plain = []
     replayed = []
     numbers = routes.sequences.unique().tolist()
     device = transformers_model(model).device
-    with Progress(len(numbers), "compare_routes", "text") as progress:
+    with evaluating(model), Progress(len(numbers), "compare_routes", "text") as progress:
         for number in numbers:
             row_N = (routes.sequences == number).nonzero()[:, 0]
             ids = routes.token_ids[row_N][None].to(device)
@@ -82,7 +81,6 @@ def compare_routes(model: Any, routes: Routes) -> ComparedRoutes:
             with replay(model, alone):
                 replayed.append(_log_probabilities(model, ids))
             progress.update()
-    model.train(was_training)
     return ComparedRoutes(
         tokens=len(routes),
         differing=(differing / len(routes)).tolist(),

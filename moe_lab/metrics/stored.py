@@ -12,7 +12,7 @@ from moe_lab.metrics.losses import Loss
 from moe_lab.metrics.registry import HEADER, METRICS, Intervention
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.measured import Difference
-from moe_lab.results.stored_files import whole_mapping
+from moe_lab.results.stored_files import content_of_run
 
 SCHEMA_VERSION = 3
 FILE = "expert_metrics.json"
@@ -85,13 +85,11 @@ def stored_metrics(folder: Path, run_id: str, commit: str | None) -> StoredMetri
 
     They are complete if the file has all metrics.
     """
-    content = whole_mapping(folder / FILE)
+    content = content_of_run(
+        folder / FILE, run_id=run_id, commit=commit, schema_version=SCHEMA_VERSION
+    )
     if content is None:
         return None
-    expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
-    for key, value in expected.items():
-        if content.get(key) != value:
-            return None
     if not content.keys() >= HEADER | METRICS.keys():
         return None
     if not (folder / FOLDER / BY_DOCUMENT).is_file():

@@ -40,7 +40,7 @@ def right_tokens(
     """
     device = next(model.parameters()).device
     right_N = np.zeros(len(rows), dtype=np.int64)
-    with _evaluating(model), torch.no_grad(), ExitStack() as stack:
+    with evaluating(model), torch.no_grad(), ExitStack() as stack:
         rotary = RotaryHooks(model)
         policy.kind = rotary.kind
         stack.enter_context(routed(model, policy))
@@ -60,7 +60,7 @@ def right_tokens(
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Inside the context the model is in evaluation mode. Then each module gets its own mode
     again."""
     modes = {module: module.training for module in model.modules()}

@@ -11,6 +11,9 @@ from moe_lab.results.model import RunResult
 from moe_lab.results.score import Score
 from moe_lab.results.scores import scores_of
 
+MEAN = "avg@"
+"""The beginning of the metric that a task has with several answers alone: HumanEval's own is
+`pass@1`."""
 OF_ANSWERS = re.compile(r"(avg|pass|maj)@\d+,")
 """Beginnings of their metrics."""
 
@@ -32,6 +35,8 @@ def answer_scores(result: RunResult) -> list[Score]:
     """The scores of each task of a run whose metrics are of several answers, by metric."""
     scores = []
     for task, reported in result.lm_eval.results.items():
+        if not any(metric.startswith(MEAN) for metric in reported):
+            continue
         for metric in reported:
             if OF_ANSWERS.match(metric):
                 scores += [score for score in scores_of(result, metric) if score.task == task]

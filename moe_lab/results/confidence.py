@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class Answers:
     @classmethod
     def of(
         cls, confidence: Sequence[float], right: Sequence[float], document: Sequence[int]
-    ) -> Any:
+    ) -> Self:
         """From lists with an entry for each answer."""
         return cls(
             np.asarray(confidence, dtype=float),

@@ -9,7 +9,7 @@ from typing import Any
 from moe_lab.results.atomic import json_line, write_atomically, write_json
 from moe_lab.results.confidence import Answers
 from moe_lab.results.measured import Difference, Value
-from moe_lab.results.stored_files import read_lines, whole_mapping
+from moe_lab.results.stored_files import content_of_run, read_lines
 
 SCHEMA_VERSION = 1
 FILE = "confidence.json"
@@ -41,13 +41,11 @@ class StoredConfidence:
 
 def stored_confidence(folder: Path, run_id: str, commit: str | None) -> StoredConfidence | None:
     """A run's confidence.json if it is of this run and hub commit, else None."""
-    content = whole_mapping(folder / FILE)
+    content = content_of_run(
+        folder / FILE, run_id=run_id, commit=commit, schema_version=SCHEMA_VERSION
+    )
     if content is None:
         return None
-    expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
-    for key, value in expected.items():
-        if content.get(key) != value:
-            return None
     return StoredConfidence(content)
 
 

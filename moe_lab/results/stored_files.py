@@ -73,6 +73,21 @@ def whole_mapping(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def content_of_run(
+    path: Path, *, run_id: str, commit: str | None, schema_version: int
+) -> dict[str, Any] | None:
+    """The mapping of a file that a run wrote next to its results; None if it is of another run, hub
+    commit or version of the file."""
+    content = whole_mapping(path)
+    if content is None:
+        return None
+    expected = {"run_id": run_id, "commit": commit, "schema_version": schema_version}
+    for key, value in expected.items():
+        if content.get(key) != value:
+            return None
+    return content
+
+
 def parsed_once(path: Path) -> dict[str, Any] | None:
     """As `whole_mapping`, but an unchanged file is parsed once: for files that `write_atomically`
     replaces.

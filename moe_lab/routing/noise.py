@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moe_lab.routing.counting import DecisionCounter
 from moe_lab.routing.router import Router
 from moe_lab.routing.rules import Routing
-from moe_lab.routing.samples import NoisyTokens, SamplePolicy, noisy_choice, with_experts
+from moe_lab.routing.samples import CountedSamples, NoisyTokens, noisy_choice, with_experts
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices that have no float64. Their noise is computed on the CPU."""
@@ -207,7 +206,7 @@ class _Constants(NamedTuple):
     """int64: 0 to E-1."""
 
 
-class GumbelTopK(SamplePolicy):
+class GumbelTopK(CountedSamples):
     """Samples choose their experts with noise.
 
     Args:
@@ -243,27 +242,10 @@ class GumbelTopK(SamplePolicy):
         """float32 [N, E] of some layers, by layer: noise times temperature."""
         self._constants: dict[Any, _Constants] = {}
         """By device, number of experts and layers."""
-        self._counter = DecisionCounter()
 
     def expect(self, tokens: NoisyTokens | None) -> None:
-        self._compare()
         self._noise = {}
         super().expect(tokens)
-
-    def counts(self) -> dict[str, int]:
-        """`changed_decisions`, noisy ones with another set of experts than the clean one, and
-        `noisy_decisions`.
-
-        A decision is one token of one sample in one layer with a temperature above 0.
-        """
-        self._compare()
-        changed, noisy = self._counter.totals
-        return {"changed_decisions": changed, "noisy_decisions": noisy}
-
-    def _compare(self) -> None:
-        """Count the decisions of the pass so far."""
-        if self._tokens is not None:
-            self._counter.compare(self._tokens.index, self._tokens.counted)
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         tokens = self.tokens

@@ -45,7 +45,8 @@ NO_ROUTE = -1
 class Replay(Policy):
     """Gives tokens their routes, and counts both kinds."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module):
+        self._model = model
         self.tokens = 0
         """Tokens that had their given experts, once for each pass over them."""
         self.without_routes = 0
@@ -71,8 +72,10 @@ class Replay(Policy):
     def add(self, routes: Routes) -> None:
         """Give the texts of further routes their experts, too. Of equal texts the first counts.
 
-        Raises RoutingError for routes with other numbers of layers or experts of a token.
+        Raises RoutingError for routes of another model, or with another number of experts of a
+        token.
         """
+        check_routes(routes, self._model)
         indices = routes.indices
         shape = [index_NK.shape[1] for index_NK in indices]
         if self._parts and shape != self._experts_per_token:
@@ -184,6 +187,12 @@ class Replay(Policy):
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         row_T = self._row_T
         if in_backward():
+            if router.layer not in self._row_of_layer:
+                raise RoutingError(
+                    f"The router {router.name} is computed again in the backward pass, by other "
+                    "code than transformers' gradient checkpointing: its tokens are unknown. Use "
+                    "model.activation_checkpointing_enable()."
+                )
             row_T = self._row_of_layer[router.layer]
         if len(row_T) != len(routing.index_TK):
             raise RoutingError(
@@ -237,9 +246,8 @@ def replay(model: nn.Module, routes: Routes | Sequence[Routes] = ()) -> Iterator
     Raises ModelError and RoutingError as `record` does, and RoutingError for routes of another
     model.
     """
-    replayed = Replay()
+    replayed = Replay(model)
     for part in [routes] if isinstance(routes, Routes) else routes:
-        check_routes(part, model)
         replayed.add(part)
     handles = on_passes(model, replayed.begin_pass)
     try:
@@ -263,7 +271,6 @@ def _following_checkpoints(model: nn.Module, replayed: Replay) -> Iterator[None]
     handles = []
     own: dict[nn.Module, Callable[..., Any]] = {}
     """The function of each layer that was changed."""
-
     following: dict[nn.Module, Callable[..., Any]] = {}
     """What is in its place."""
 

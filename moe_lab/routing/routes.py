@@ -218,7 +218,8 @@ class Routes:
 
     @classmethod
     def join(cls, parts: Sequence[Routes]) -> Routes:
-        """The routes of all texts of several, whose numbers of sequences are counted on.
+        """The routes of all texts of several, whose numbers of sequences are counted on; with the
+        weights and logits that all of them have.
 
         Raises RoutingError for routes of other models.
         """
@@ -226,6 +227,11 @@ class Routes:
             raise RoutingError("Routes.join needs routes.")
         if len({len(part.indices) for part in parts}) > 1:
             raise RoutingError("Routes.join: they have other numbers of MoE layers.")
+        known: dict[str, Any] = {}
+        for name in ("weights", "logits"):
+            of_parts = [getattr(part, name) for part in parts]
+            if all(by_layer is not None for by_layer in of_parts):
+                known[name] = _joined_layers(of_parts)
         sequences = []
         first = 0
         for part in parts:
@@ -238,6 +244,7 @@ class Routes:
             sequences=torch.cat(sequences),
             positions=torch.cat([part.positions for part in parts]),
             experts=parts[0].experts,
+            **known,
         )
 
     @classmethod

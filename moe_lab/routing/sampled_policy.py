@@ -9,15 +9,14 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from moe_lab.routing.counting import DecisionCounter
 from moe_lab.routing.override import decision_of
 from moe_lab.routing.router import Router
 from moe_lab.routing.rules import Routing
-from moe_lab.routing.samples import NoisyTokens, SamplePolicy
+from moe_lab.routing.samples import CountedSamples, NoisyTokens
 from moe_lab.routing.tokens import PolicyTokens, TokenPolicyFunction, TokenSource, sample_source
 
 
-class SampledPolicy(SamplePolicy):
+class SampledPolicy(CountedSamples):
     """Samples are routed by a policy that takes tokens: those of the samples alone.
 
     Args:
@@ -28,26 +27,12 @@ class SampledPolicy(SamplePolicy):
         super().__init__()
         self._policy = policy
         self._source = source
-        self._counter = DecisionCounter()
         self._of_samples: PolicyTokens | None = None
         """The samples of the pass, once a router has asked for them."""
 
     def expect(self, tokens: NoisyTokens | None) -> None:
-        self._compare()
         self._of_samples = None
         super().expect(tokens)
-
-    def counts(self) -> dict[str, int]:
-        """`changed_decisions`, those of samples with another set of experts than the router's, and
-        `noisy_decisions`, all of them. A decision is one token of one sample in one layer."""
-        self._compare()
-        changed, noisy = self._counter.totals
-        return {"changed_decisions": changed, "noisy_decisions": noisy}
-
-    def _compare(self) -> None:
-        """Count the decisions of the pass so far."""
-        if self._tokens is not None:
-            self._counter.compare(self._tokens.index, self._tokens.counted)
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         tokens = self.tokens

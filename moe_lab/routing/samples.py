@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor
 
 from moe_lab.errors import RoutingError
+from moe_lab.routing.counting import DecisionCounter
 from moe_lab.routing.policy import Policy
 from moe_lab.routing.router import Router
 from moe_lab.routing.rules import Routing
@@ -73,6 +74,33 @@ class SamplePolicy(Policy, ABC):
 
     @abstractmethod
     def __call__(self, router: Router, routing: Routing) -> Routing | None: ...
+
+
+class CountedSamples(SamplePolicy):
+    """A policy of samples that counts how many of their decisions differ from the router's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counter = DecisionCounter()
+
+    def expect(self, tokens: NoisyTokens | None) -> None:
+        self._compare()
+        super().expect(tokens)
+
+    def counts(self) -> dict[str, int]:
+        """`changed_decisions`, those of samples with another set of experts than the router's, and
+        `noisy_decisions`, all that the policy made.
+
+        A decision is one token of one sample in one layer.
+        """
+        self._compare()
+        changed, noisy = self._counter.totals
+        return {"changed_decisions": changed, "noisy_decisions": noisy}
+
+    def _compare(self) -> None:
+        """Count the decisions of the pass so far."""
+        if self._tokens is not None:
+            self._counter.compare(self._tokens.index, self._tokens.counted)
 
 
 def with_experts(

@@ -1,8 +1,12 @@
 """The table of several answers to a document.
 
-Broken by: a score that is missing, one that is shown as another, a table where there is one answer.
+Broken by: a score that is missing, one that is shown as another, a table where there is one answer,
+that of HumanEval included, whose own metric is pass@1.
 """
 
+from types import SimpleNamespace
+
+from moe_lab.reports.several_answers import answer_scores
 from tests.support.command import run_command
 
 COMMAND = ["method=roe", "method.n=2", "task=toy_math", "limit=4"]
@@ -25,3 +29,8 @@ def test_every_score_of_several_answers_has_a_line(capsys, tmp_path):
 
     ended = run_command(capsys, *COMMAND, folder)
     assert "Several answers" not in ended.out
+
+
+def test_a_task_whose_own_metric_is_pass_at_1_has_no_table():
+    results = {"humaneval": {"alias": "humaneval", "pass@1,create_test": 0.5}}
+    assert answer_scores(SimpleNamespace(lm_eval=SimpleNamespace(results=results))) == []

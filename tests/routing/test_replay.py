@@ -17,6 +17,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, TrainingArguments
 
 from moe_lab import compare_routes, override, record, replay
@@ -123,8 +124,36 @@ def test_gradients_are_those_of_the_given_experts(family, is_checkpointed):
     assert (replayed.tokens, replayed.without_routes) == (21, 0)
 
 
+def test_other_ways_of_computing_layers_again(olmoe):
+    """Reentrant checkpointing is transformers', too; a user's own is refused."""
+    model = deepcopy(olmoe).train()
+    routes = shuffled(routes_of(model), experts=8)
+    with override(model, by_hand(routes, ROWS.flatten())):
+        model(IDS, attention_mask=MASK, labels=LABELS).loss.backward()
+    expected = gradients(model)
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    with replay(model, routes):
+        for row in (2, 0, 1):
+            share = (LABELS[row, 1:] != -100).sum() / (LABELS[:, 1:] != -100).sum()
+            inputs = {"attention_mask": MASK[[row]], "labels": LABELS[[row]]}
+            (model(IDS[[row]], **inputs).loss * share).backward()
+    assert_gradients_equal(gradients(model), expected)
+
+    model.activation_checkpointing_disable()
+
+    def whole_model(ids: Tensor) -> Tensor:
+        return model(ids).logits.sum()
+
+    with replay(model, routes):
+        loss = checkpoint(whole_model, IDS, use_reentrant=False)
+        with pytest.raises(RoutingError, match="by other code than transformers'"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
-def test_adapters_are_trained_by_the_given_experts(family):
+def test_adapters_are_trained_by_the_given_experts(family, is_checkpointed):
     base = deepcopy(small_model(family))
     routes = shuffled(routes_of(base), experts=4)
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -136,6 +165,8 @@ def test_adapters_are_trained_by_the_given_experts(family):
     with override(model, by_hand(routes, ROWS.flatten())):
         model(**inputs).loss.backward()
     expected = gradients(model)
+    if is_checkpointed:
+        base.activation_checkpointing_enable()
     with replay(model, routes):
         model(**inputs).loss.backward()
     assert_gradients_equal(gradients(model), expected)
@@ -154,9 +185,17 @@ def test_routes_in_parts_are_those_of_one(olmoe):
         logits = olmoe(IDS, attention_mask=MASK).logits
     assert torch.equal(logits[MASK.bool()], expected[MASK.bool()])
     assert replayed.tokens == 21
+    joined = Routes.join([routes, routes])
+    assert joined.sequences.tolist() == [*routes.sequences, *(routes.sequences + 3)]
+    assert joined.weights is None
+    of_model = routes_of(olmoe)
+    for layer, weights_NK in enumerate(Routes.join([of_model, of_model]).weights):
+        assert torch.equal(weights_NK[21:], of_model.weights[layer])
     one_expert = [index_NK[:, :1] for index_NK in routes.indices]
     with pytest.raises(RoutingError, match="next to routes with .2, 2, 2, 2."):
         replayed.add(Routes(routes.token_ids, one_expert))
+    with pytest.raises(RoutingError, match="3 MoE layers, and the model has 4"):
+        replayed.add(Routes(routes.token_ids, routes.indices[:3]))
 
 
 def test_packed_texts_have_their_routes(olmoe):

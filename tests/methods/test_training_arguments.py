@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import wandb
 from transformers import Trainer, TrainingArguments
 
 from moe_lab.config.schema import Config, LoggerConfig
@@ -331,6 +332,7 @@ def test_each_training_is_a_run_of_wandb_in_its_folder(tmp_path, monkeypatch):
     for name in ("first", "second"):
         train(deepcopy(small_model("olmoe")), tmp_path / name, count=4, trainer=REPORT)
         assert len(list((tmp_path / name).glob("wandb/offline-run-*"))) == 1
+        assert wandb.run is None, "it has ended with the training"
     assert not (tmp_path / "wandb").exists()
 
 

@@ -219,8 +219,8 @@ def test_a_text_that_goes_on_has_routes_for_its_beginning(olmoe):
         expected = olmoe(longer).logits
     with torch.no_grad(), replay(olmoe, routes) as replayed:
         logits = olmoe(longer).logits
-        # the same tokens after another beginning are another text
-        olmoe(longer.roll(1))
+        # the same tokens at the same positions after another first token are another text
+        olmoe(torch.cat([longer[:, :1] + 1, longer[:, 1:]], dim=1))
         # and with a cache, token by token
         cache = None
         steps = []

@@ -4,10 +4,12 @@ import gc
 import logging
 import multiprocessing.process
 import os
+import signal
 import sqlite3.dbapi2
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture
+def heeding_signals() -> Iterator[None]:
+    """Processes that a test starts heed SIGINT and SIGHUP, which they would ignore like the tests
+    themselves if these run in the background or under nohup."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -76,7 +76,7 @@ def test_a_process_that_reaches_nobody_gives_up_too(rank_alone, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_waiting(rank_alone, tmp_path, number, code):
+def test_a_signal_ends_the_waiting(rank_alone, heeding_signals, tmp_path, number, code):
     command = [sys.executable, "-m", "moe_lab", *PLAN, f"output_dir={tmp_path}"]
     folder = Path(__file__).parents[2]
     process = subprocess.Popen(

@@ -106,7 +106,7 @@ class FakeWorker:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_workers_end_when_their_command_is_gone(number, tmp_path):
+def test_workers_end_when_their_command_is_gone(number, heeding_signals, tmp_path):
     command, workers, _ = started(tmp_path / "place")
     os.kill(command.process.pid, number)
     command.process.join()
